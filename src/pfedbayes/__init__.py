@@ -1,0 +1,43 @@
+"""Personalised Bayesian federated learning: the method pFedBayes, its peers, and what one needs to use them.
+
+shards = pfedbayes.Shards.from_arrays(train=[(x1, y1), (x2, y2)], test=[...])
+model = pfedbayes.Model(pfedbayes.Net(my_module), pfedbayes.Classification())
+federation = pfedbayes.Federation(shards, model, pfedbayes.PFedBayes(zeta=1.0))
+for round in federation.rounds(100): ...
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pfedbayes.data import DataConfig, Shards, load_shards
+    from pfedbayes.engine import Federation, Plan, Training
+    from pfedbayes.errors import Diverged, UserError
+    from pfedbayes.execution import load
+    from pfedbayes.likelihoods import Classification, Regression
+    from pfedbayes.methods import METHODS, FedAvg, FedProx, Method, PFedBayes
+    from pfedbayes.nets import Model, Net, WithNoise, mlp, vgg
+
+__version__ = "0.1.0"
+__all__ = [
+    "METHODS", "Classification", "DataConfig", "Diverged", "FedAvg", "FedProx", "Federation", "Method", "Model", "Net",
+    "PFedBayes", "Plan", "Regression", "Shards", "Training", "UserError", "WithNoise", "load", "load_shards", "mlp", "vgg",
+]  # fmt: skip
+
+_HOME = {
+    "data": ("DataConfig", "Shards", "load_shards"),
+    "engine": ("Federation", "Plan", "Training"),
+    "errors": ("Diverged", "UserError"),
+    "execution": ("load",),
+    "likelihoods": ("Classification", "Regression"),
+    "methods": ("METHODS", "FedAvg", "FedProx", "Method", "PFedBayes"),
+    "nets": ("Model", "Net", "WithNoise", "mlp", "vgg"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are loaded when first used, so that the command line can answer before torch is there."""
+    for module, names in _HOME.items():
+        if name in names:
+            return getattr(import_module(f"pfedbayes.{module}"), name)
+    raise AttributeError(f"module 'pfedbayes' has no attribute {name!r}")

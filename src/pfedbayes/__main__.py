@@ -1,0 +1,5 @@
+"""python -m pfedbayes"""
+
+from pfedbayes.cli import main
+
+main()

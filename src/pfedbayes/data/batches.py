@@ -1,0 +1,32 @@
+"""The order in which a client sees its examples: an endless stream of keyed permutations."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+WORDS_PER_COUNT = 4  # Philox yields four 64-bit words for each step of its counter
+
+
+def permutations(seed: int, stream: int, size: int, first: int, count: int) -> NDArray[np.int64]:
+    """Permutations number first .. first + count - 1 of range(size), keyed by (seed, stream): (count, size).
+
+    A permutation is the order of raw random words, because NumPy promises that a bit generator's words never
+    change, and makes no such promise for `Generator.permutation`.
+    """
+    counts_each = -(-size // WORDS_PER_COUNT)
+    bits = np.random.Philox(key=(stream << 64) | seed, counter=first * counts_each)
+    words = bits.random_raw(count * counts_each * WORDS_PER_COUNT).reshape(count, -1)[:, :size]
+    return words.argsort(axis=1, kind="stable").astype(np.int64, copy=False)
+
+
+def positions(seed: int, client: int, size: int, start: int, count: int) -> NDArray[np.int64]:
+    """Entries start .. start + count - 1 of a client's stream of positions in its `size` examples: (count,).
+
+    The stream is permutation 0 of range(size), then permutation 1, and so on; permutation number e depends on
+    (seed, client, e) alone. A batch is `batch_size` consecutive entries, so batches are always full: the tail
+    of an epoch is filled from the next permutation. The caller keeps the cursor, the number of entries consumed.
+    """
+    first, offset = divmod(start, size)
+    epochs = -(-(offset + count) // size)
+    return permutations(seed, client, size, first, epochs).reshape(-1)[offset : offset + count]

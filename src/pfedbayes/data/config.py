@@ -1,0 +1,152 @@
+"""What the section [data] of an experiment says."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Name = Literal["mnist", "fashion-mnist", "cifar10", "blobs", "regression"]
+Size = Literal["small", "medium", "large"]
+Labels = Literal["two-block", "sliding", "random", "dirichlet", "iid"]
+Split = Literal["stratified", "shuffle"]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The paper's way of dealing one set: clients, and per size the (train, test) images of each label of a client.
+
+    A block is what one client takes of one label; it is the same for all sizes, so that training sets are nested.
+    """
+
+    clients: int
+    block: int
+    sizes: dict[Size, tuple[int, int]]
+
+
+DIGITS = Protocol(clients=10, block=1200, sizes={"small": (50, 950), "medium": (200, 800), "large": (900, 300)})
+PROTOCOLS: dict[Name, Protocol] = {
+    "mnist": DIGITS,
+    "fashion-mnist": DIGITS,
+    "cifar10": Protocol(clients=20, block=600, sizes={"small": (25, 475), "medium": (100, 400), "large": (450, 150)}),
+}
+SYNTHETIC_CLIENTS = 10
+SYNTHETIC_EXAMPLES = 200
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which data, and how they are dealt to the clients.
+
+    name: a published set of images, or one of two synthetic sets: "blobs" (classification), "regression".
+    labels: which labels a client holds. "two-block", "sliding" and "random" give it labels_per_client of them and
+      the same number of images of each; "dirichlet" (with alpha) and "iid" deal out the whole pool.
+    How many images, from strongest to weakest: train_per_label with test_per_label; examples, the number per
+      client for training and test together (for "dirichlet" on average), cut by test_fraction; size, the paper's.
+    split: "stratified" has exact counts; "shuffle" is the unstratified cut in file order, probably the authors' own.
+    validation: the fraction of each client's training data that is held out.
+    features, classes and noise (a standard deviation) are for the synthetic sets.
+    """
+
+    name: Name = "mnist"
+    size: Size | None = "small"
+    clients: int | None = None  # None: the paper's number
+    labels: Labels = "two-block"
+    labels_per_client: int = 5
+    train_per_label: int | None = None
+    test_per_label: int | None = None
+    examples: int | None = None
+    alpha: float = 0.5
+    test_fraction: float = 0.2
+    split: Split = "stratified"
+    seed: int = 1
+    validation: float = 0.0
+    features: int = 4
+    classes: int = 10
+    noise: float = 0.5
+
+    def __post_init__(self) -> None:
+        for key, choices in (("name", Name), ("labels", Labels), ("split", Split)):
+            _check(getattr(self, key) in get_args(choices), key, getattr(self, key), _either(choices))
+        _check(self.size is None or self.size in get_args(Size), "size", self.size, _either(Size))
+        for key, least in (
+            ("clients", 1),
+            ("labels_per_client", 1),
+            ("train_per_label", 1),
+            ("test_per_label", 0),
+            ("examples", 2),
+            ("features", 1),
+            ("classes", 2),
+        ):
+            value = getattr(self, key)
+            _check(value is None or value >= least, key, value, f"at least {least}")
+        _check(0 <= self.seed < 2**63, "seed", self.seed, "between 0 and 2**63 - 1")
+        _check(0 < self.alpha < math.inf, "alpha", self.alpha, "positive")
+        _check(0 <= self.noise < math.inf, "noise", self.noise, "0 or more")
+        for key in ("test_fraction", "validation"):
+            _check(0 <= getattr(self, key) < 1, key, getattr(self, key), "at least 0 and less than 1")
+        self._check_counts()
+
+    def _check_counts(self) -> None:
+        if (self.train_per_label is None) != (self.test_per_label is None):
+            raise ValueError("train_per_label and test_per_label belong together: give both or neither")
+        if self.train_per_label is not None and self.examples is not None:
+            raise ValueError("train_per_label and examples both say how many images there are: give one of them")
+        if not self.by_label:
+            if self.train_per_label is not None:
+                raise ValueError(f'labels = "{self.labels}" takes examples and test_fraction, not train_per_label')
+            if self.split == "shuffle":
+                raise ValueError(f'labels = "{self.labels}" cannot go with split = "shuffle": leave split out')
+        elif self.name != "regression":
+            train, _, _ = self.per_label
+            if train < 1:
+                raise ValueError(
+                    f"examples = {self.examples_per_client} leaves no training example for each of "
+                    f"{self.labels_per_client} labels: give more examples or a smaller test_fraction"
+                )
+
+    @property
+    def by_label(self) -> bool:
+        """Whether a client is dealt fixed numbers of images of its own labels."""
+        return self.labels not in ("dirichlet", "iid")
+
+    @property
+    def num_clients(self) -> int:
+        if self.clients is not None:
+            return self.clients
+        return PROTOCOLS[self.name].clients if self.name in PROTOCOLS else SYNTHETIC_CLIENTS
+
+    @property
+    def examples_per_client(self) -> int | None:
+        """Examples of a client, training and test together; None: as many as there are."""
+        if self.examples is None and self.name not in PROTOCOLS:
+            return SYNTHETIC_EXAMPLES
+        return self.examples
+
+    @property
+    def per_label(self) -> tuple[int, int, int]:
+        """Of each label of a client: images to train on, images to test on, and the block both are taken from."""
+        if self.train_per_label is not None and self.test_per_label is not None:
+            return self.train_per_label, self.test_per_label, self.train_per_label + self.test_per_label
+        if self.examples_per_client is not None:
+            block = self.examples_per_client // self.labels_per_client
+            test = rounded(self.test_fraction * block)
+            return block - test, test, block
+        if self.size is None:
+            raise ValueError("how many images? Give size, or examples, or train_per_label with test_per_label")
+        protocol = PROTOCOLS[self.name]
+        return *protocol.sizes[self.size], protocol.block
+
+
+def rounded(number: float) -> int:
+    """The nearest whole number, halves upwards."""
+    return math.floor(number + 0.5)
+
+
+def _either(choices: object) -> str:
+    return "one of " + ", ".join(f'"{choice}"' for choice in get_args(choices))
+
+
+def _check(holds: bool, key: str, value: object, must_be: str) -> None:
+    if not holds:
+        raise ValueError(f"{key} = {value!r}: must be {must_be}")

@@ -1,0 +1,163 @@
+"""The data of all clients: one pool, and per client the rows of it that are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from pfedbayes.errors import UserError
+
+Examples = tuple[ArrayLike | Tensor, ArrayLike | Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Shards:
+    """One pool of examples and, per client, indices into it.
+
+    Nothing is copied or padded: images stay uint8 in the pool and a batch is gathered when it is needed.
+
+    x: (M, ...) uint8 images or floating-point features; y: (M,) int64 labels or (M, d) floating-point targets.
+    train, test, validation: one int64 index vector per client; test and validation vectors may be empty.
+    Within a client the three are disjoint; between clients they may overlap if whoever built them wants it.
+    num_classes is None for regression.
+    """
+
+    x: Tensor
+    y: Tensor
+    train: tuple[Tensor, ...]
+    test: tuple[Tensor, ...]
+    validation: tuple[Tensor, ...]
+    names: tuple[str, ...]
+    num_classes: int | None
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise UserError(f"x has {len(self.x)} rows and y has {len(self.y)}: give one target for each example")
+        self._check_targets()
+        if not len(self.train) == len(self.test) == len(self.validation) == len(self.names) > 0:
+            raise UserError(
+                f"{len(self.train)} train, {len(self.test)} test and {len(self.validation)} validation vectors for "
+                f"{len(self.names)} names: give one of each for every client, and at least one client"
+            )
+        for name, *indices in zip(self.names, self.train, self.test, self.validation, strict=True):
+            self._check_indices(name, indices)
+
+    def _check_targets(self) -> None:
+        if self.num_classes is None:
+            if not self.y.is_floating_point() or self.y.ndim != 2:
+                raise UserError("without num_classes, y must be floating-point targets of shape (M, d)")
+            return
+        if self.y.dtype != torch.int64 or self.y.ndim != 1:
+            raise UserError("with num_classes, y must be int64 labels of shape (M,)")
+        if len(self.y) and not 0 <= int(self.y.min()) <= int(self.y.max()) < self.num_classes:
+            raise UserError(
+                f"labels run from {int(self.y.min())} to {int(self.y.max())}, but num_classes = {self.num_classes} "
+                f"allows 0 to {self.num_classes - 1}: renumber the labels or raise num_classes"
+            )
+
+    def _check_indices(self, name: str, indices: list[Tensor]) -> None:
+        if any(index.dtype != torch.int64 or index.ndim != 1 for index in indices):
+            raise UserError(f"{name}: indices must be one-dimensional int64 vectors")
+        if not len(indices[0]):
+            raise UserError(f"{name} has no training examples: leave it out or give it some")
+        rows = torch.cat(indices)
+        if not 0 <= int(rows.min()) <= int(rows.max()) < len(self.x):
+            raise UserError(f"{name}: indices must lie between 0 and {len(self.x) - 1}, the rows of the pool")
+        if len(rows.unique()) < len(rows):
+            raise UserError(f"{name} has an example twice: train, test and validation must not overlap")
+
+    @classmethod
+    def from_arrays(
+        cls,
+        train: Sequence[Examples],
+        test: Sequence[Examples] | None = None,
+        names: Sequence[str] | None = None,
+        num_classes: int | None = None,
+    ) -> Shards:
+        """The shards of one's own data: per client a pair (x, y) to train on and, if wanted, one to test on.
+
+        x: (n, ...) with the same shape of one example everywhere; n may differ between clients. uint8 is kept
+        and means images, everything else becomes torch's default floating-point type.
+        y: (n,) integers 0, 1, ... for classification, where num_classes is the largest label plus one unless it
+        is given; (n,) or (n, d) floating-point numbers for regression.
+        """
+        if not train:
+            raise UserError("no clients: give a pair (x, y) for each client")
+        if test is not None and len(test) != len(train):
+            raise UserError(f"{len(train)} clients to train and {len(test)} to test: give a test pair for each client")
+        if names is None:
+            names = client_names(len(train))
+        if len(names) != len(train):
+            raise UserError(f"{len(names)} names for {len(train)} clients: give one name for each client")
+
+        train_arrays = [_check_pair(pair, f"{name}, train") for name, pair in zip(names, train, strict=True)]
+        test_arrays = [_check_pair(pair, f"{name}, test") for name, pair in zip(names, test or (), strict=bool(test))]
+        for name, (x, _) in zip(names, train_arrays, strict=True):
+            if not len(x):
+                raise UserError(f"{name} has no training examples: leave it out or give it some")
+        # An empty array has no dependable type or shape, and adds no rows.
+        filled = [(x, y) for x, y in train_arrays + test_arrays if len(x)]
+        pool_x, pool_y = _pool([x for x, _ in filled], [y for _, y in filled])
+
+        sizes = [len(x) for x, _ in train_arrays + test_arrays]
+        rows = torch.arange(len(pool_x)).split(sizes)
+        empty = tuple(torch.empty(0, dtype=torch.int64) for _ in names)
+        if not pool_y.is_floating_point() and num_classes is None:
+            num_classes = int(pool_y.max()) + 1
+        return cls(
+            x=pool_x,
+            y=pool_y,
+            train=rows[: len(names)],
+            test=rows[len(names) :] or empty,
+            validation=empty,
+            names=tuple(names),
+            num_classes=num_classes,
+        )
+
+
+def client_names(count: int) -> tuple[str, ...]:
+    """Names for clients that have none of their own."""
+    return tuple(f"client {i}" for i in range(count))
+
+
+def _check_pair(pair: Examples, whose: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """x (n, ...) and y (n,) or (n, d) as NumPy arrays of finite numbers and equal length."""
+    try:
+        x, y = (a.detach().cpu().numpy() if isinstance(a, Tensor) else np.asarray(a) for a in pair)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{whose}: not a pair of arrays x, y ({error})") from error
+    for letter, array in (("x", x), ("y", y)):
+        if array.dtype.kind not in "biuf" or not array.ndim:
+            raise UserError(f"{whose}: {letter} must be an array of numbers, not {array.dtype} of shape {array.shape}")
+        if not np.isfinite(array).all():
+            raise UserError(f"{whose}: {letter} holds NaN or infinity: remove or replace those examples")
+    if len(x) != len(y):
+        raise UserError(f"{whose}: x has {len(x)} examples and y has {len(y)}: give one target for each example")
+    if y.dtype.kind != "f" and (y.ndim != 1 or (len(y) and y.min() < 0)):
+        raise UserError(f"{whose}: integer y are class labels, so they must be one-dimensional and not negative")
+    if y.ndim > 2:
+        raise UserError(f"{whose}: y must have shape (n,) or (n, d), not {y.shape}")
+    return x, y.reshape(len(y), -1) if y.dtype.kind == "f" and len(y) else y
+
+
+def _pool(xs: list[NDArray[Any]], ys: list[NDArray[Any]]) -> tuple[Tensor, Tensor]:
+    """All examples under one another, x (M, ...) and y (M,) or (M, d)."""
+    for letter, arrays in (("x", xs), ("y", ys)):
+        if len(shapes := {array.shape[1:] for array in arrays}) > 1:
+            raise UserError(f"one example of {letter} has the shapes {shapes}: it must have the same for all clients")
+    if len({x.dtype == np.uint8 for x in xs}) > 1:
+        raise UserError("x is uint8 (images) for some clients and not for others: use one type for all")
+    if len({y.dtype.kind == "f" for y in ys}) > 1:
+        raise UserError("y is integer (labels) for some clients and floating-point for others: use one type for all")
+    x, y = torch.from_numpy(np.concatenate(xs)), torch.from_numpy(np.concatenate(ys))
+    floating = torch.get_default_dtype()
+    return (
+        x if x.dtype == torch.uint8 else x.to(floating),
+        y.to(floating if y.is_floating_point() else torch.int64),
+    )

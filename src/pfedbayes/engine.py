@@ -1,0 +1,430 @@
+"""The federation: client_round, written once for one client, mapped over all clients; rounds; prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfedbayes.data import Shards, positions
+from pfedbayes.errors import Diverged, UserError
+from pfedbayes.methods.base import Method, Shard, State
+from pfedbayes.metrics import METRICS, scores
+from pfedbayes.nets import Batch, Init, Model
+from pfedbayes.streams import Purpose, choose, fill_normal, key, normal
+from pfedbayes.trees import concat, fill, finite_rows, leaves, named_leaves, pick, stack
+
+Which = Literal["personal", "shared"]
+MODELS: tuple[Which, ...] = ("personal", "shared")
+Step = tuple[tuple[Batch, ...], Tensor]
+Over = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def alone(function: Callable[..., Any]) -> Callable[..., Any]:
+    """One client, no client axis."""
+    return function
+
+
+def client_round(
+    method: Method,
+    model: Model,
+    client: State,
+    received: State,
+    shard: Shard,
+    steps: Iterable[Step],
+    over: Over = alone,
+) -> tuple[State, State]:
+    """One round of local training: the client's new state and its upload.
+
+    Written for one client. With `over=torch.func.vmap` the same lines train many at once, every argument then having
+    a leading client axis.
+    """
+    local = over(method.begin)(client, received, shard)
+    step = over(partial(method.step, model))
+    for batches, noise in steps:
+        local = step(local, batches, noise)
+    new_client, upload = over(method.end)(local)
+    return new_client, upload
+
+
+@dataclass(frozen=True)
+class Training:
+    """rounds; local_steps R mini-batch steps of batch_size b per round; participants S averaged per round (all if not
+    given); train: "all" N clients train or only the "chosen" S (each method has its own habit, taken if not given);
+    evaluate_every so many rounds, at every round of evaluate_window, and after the last; seed of the run.
+    """
+
+    rounds: int = 200
+    local_steps: int = 20
+    batch_size: int = 100
+    participants: int | None = None
+    train: Literal["all", "chosen"] | None = None
+    evaluate_every: int = 10
+    evaluate_window: tuple[int, int] | None = None
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "local_steps", "batch_size", "evaluate_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.participants is not None and self.participants < 1:
+            raise ValueError(f"participants must be at least 1, got {self.participants}")
+        if self.seed < 0:
+            raise ValueError(f"seed must not be negative, got {self.seed}")
+        if self.evaluate_window and not 1 <= self.evaluate_window[0] <= self.evaluate_window[1]:
+            raise ValueError(
+                f"evaluate_window must be [first, last] with 1 <= first <= last, got {self.evaluate_window}"
+            )
+
+    def evaluates(self, round: int) -> bool:
+        """Whether models are evaluated after this round."""
+        in_window = self.evaluate_window is not None and self.evaluate_window[0] <= round <= self.evaluate_window[1]
+        return in_window or round % self.evaluate_every == 0 or round == self.rounds
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a run is executed. Results agree to rounding across plans and to the last bit within one.
+
+    over: clients trained together ("vmap") or one after another ("loop"); chunk: at most so many together.
+    """
+
+    device: str = "cpu"
+    over: Literal["vmap", "loop"] = "vmap"
+    chunk: int | None = None
+    threads: int | None = None
+    dtype: Literal["float32", "float64"] = "float32"
+
+    def activate(self) -> None:
+        """Set torch's global switches: threads, and on a GPU the deterministic full-precision kernels."""
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.allow_tf32 = False
+
+
+def choose_device(device: str) -> str:
+    """Turn "auto" into what there is; refuse a GPU that is not there."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError("a GPU was asked for (--device cuda) but torch sees none: use --device cpu or --device auto")
+    return device
+
+
+def choose_plan(model: Model, device: str = "auto", dtype: Literal["float32", "float64"] = "float32") -> Plan:
+    """vmap, but for convolutions on a CPU, where grouped convolutions take twice the time of a loop over clients."""
+    device = choose_device(device)
+    over: Literal["vmap", "loop"] = "loop" if model.net.convolutional and device == "cpu" else "vmap"
+    return Plan(device=device, over=over, threads=torch.get_num_threads() if device == "cpu" else None, dtype=dtype)
+
+
+class Population:
+    """The states of the clients met so far, stacked in the order in which they were first met."""
+
+    def __init__(self) -> None:
+        self.row: dict[int, int] = {}
+        self.states: State = None
+
+    def enrol(self, clients: Sequence[int], fresh: Callable[[list[int]], State]) -> None:
+        """Give a first state to those that have none."""
+        if new := [client for client in clients if client not in self.row]:
+            states = fresh(new)
+            self.states = states if self.states is None else concat([self.states, states])
+            self.row.update({client: len(self.row) + k for k, client in enumerate(new)})
+
+    def _rows(self, clients: Sequence[int]) -> list[int] | None:
+        """Rows of the clients; None where that is simply everybody, in order."""
+        rows = [self.row[client] for client in clients]
+        return None if rows == list(range(len(self.row))) else rows
+
+    def get(self, clients: Sequence[int]) -> State:
+        """Stacked states of these clients."""
+        rows = self._rows(clients)
+        return self.states if rows is None else pick(self.states, rows)
+
+    def put(self, clients: Sequence[int], states: State) -> None:
+        """Replace the states of these clients."""
+        rows = self._rows(clients)
+        if rows is None:
+            self.states = states
+            return
+        for old, new in zip(leaves(self.states), leaves(states), strict=True):
+            old[rows] = new
+
+
+class Federation:
+    """Clients, server and data of one experiment, for one or more seeds at once.
+
+    Seeds are a batch dimension: member k = s * num_clients + i is client i of the federation with seed seeds[s].
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        model: Model,
+        method: Method,
+        training: Training | None = None,
+        seeds: Sequence[int] | None = None,
+        init: Init | None = None,
+        plan: Plan | None = None,
+    ) -> None:
+        self.shards, self.model, self.method = shards, model, method
+        self.training = training or Training()
+        self.seeds = tuple(seeds) if seeds is not None else (self.training.seed,)
+        self.plan = plan or choose_plan(model)
+        self.plan.activate()
+        self.num_clients = len(shards.train)
+        self.participants = self.training.participants or self.num_clients
+        if self.participants > self.num_clients:
+            raise UserError(
+                f"training.participants is {self.participants} but there are {self.num_clients} clients: lower it"
+            )
+        self.train = self.training.train or method.who_trains
+        self.device, self.dtype = torch.device(self.plan.device), getattr(torch, self.plan.dtype)
+
+        self.x = self._to_device(shards.x)
+        self.y = self._to_device(shards.y)
+        self.sizes = np.array([len(indices) for indices in shards.train])
+        if empty := [name for name, size in zip(shards.names, self.sizes, strict=True) if size == 0]:
+            raise UserError(f"client {empty[0]!r} has no training data: leave it out or give it some")
+        self._width = int(min(self.training.batch_size, self.sizes.max()))
+        self._generator = torch.Generator(self.device)
+
+        self.round = 0
+        thetas = [model.net.init(key(seed, Purpose.INIT), init or method.default_init) for seed in self.seeds]
+        self.servers: list[State] = [method.init(theta.to(self.device, self.dtype)) for theta in thetas]
+        self.population = Population()
+        self.cursors = np.zeros(len(self.seeds) * self.num_clients, dtype=np.int64)
+
+    def _to_device(self, values: Tensor) -> Tensor:
+        return values.to(self.device, self.dtype if values.is_floating_point() else None)
+
+    # Training
+
+    def rounds(self, until: int | None = None) -> Iterator[int]:
+        """Train up to round `until` (the configured number if not given), yielding after each round."""
+        while self.round < (until or self.training.rounds):
+            self.train_round()
+            yield self.round
+
+    def train_round(self) -> None:
+        """One round of the federation: download, local training, upload, aggregation. All or nothing."""
+        round = self.round + 1
+        chosen = [choose(seed, round, self.num_clients, self.participants) for seed in self.seeds]
+        trained = chosen if self.train == "chosen" else [np.arange(self.num_clients)] * len(self.seeds)
+        members = [s * self.num_clients + int(i) for s, ids in enumerate(trained) for i in ids]
+
+        received = concat(
+            [
+                self.method.download(server, torch.from_numpy(ids))
+                for server, ids in zip(self.servers, trained, strict=True)
+            ]
+        )
+        self._enrol(members)
+        clients, uploads = self._train(members, self.population.get(members), received, round)
+        self._refuse_nonfinite(members, clients, uploads, round)
+
+        servers = []
+        for s, (server, ids) in enumerate(zip(self.servers, trained, strict=True)):
+            rows = s * len(ids) + np.flatnonzero(np.isin(ids, chosen[s]))
+            sizes = torch.from_numpy(self.sizes[chosen[s]]).to(self.device, self.dtype)
+            servers.append(self.method.aggregate(server, pick(uploads, rows), sizes))
+        self.population.put(members, clients)
+        self.cursors[members] += self._batch_sizes(members) * self.training.local_steps * self.method.batches_per_step
+        self.servers = servers
+        self.round = round
+
+    def _enrol(self, members: Sequence[int]) -> None:
+        def fresh(new: list[int]) -> State:
+            return stack([self._fresh_client(member) for member in new])
+
+        self.population.enrol(members, fresh)
+
+    def _fresh_client(self, member: int) -> State:
+        """The state of a client that is met for the first time."""
+        s, i = divmod(member, self.num_clients)
+        return self.method.enrol(pick(self.method.download(self.servers[s], torch.tensor([i])), 0))
+
+    def _train(self, members: list[int], clients: State, received: State, round: int) -> tuple[State, State]:
+        """client_round over these members, in chunks that fit the memory."""
+        chunk = self.plan.chunk or len(members)
+        try:
+            parts = []
+            for start in range(0, len(members), chunk):
+                part = slice(start, start + chunk)
+                parts.append(self._train_chunk(members[part], pick(clients, part), pick(received, part), round))
+            return concat([part[0] for part in parts]), concat([part[1] for part in parts])
+        except torch.OutOfMemoryError:
+            if chunk == 1:
+                raise UserError(
+                    "the GPU's memory does not hold even one client: lower training.batch_size or use --device cpu"
+                ) from None
+        torch.cuda.empty_cache()
+        self.plan = replace(self.plan, chunk=(chunk + 1) // 2)
+        return self._train(members, clients, received, round)
+
+    def _train_chunk(self, members: list[int], clients: State, received: State, round: int) -> tuple[State, State]:
+        shard = Shard(torch.from_numpy(self.sizes[self._client(members)]).to(self.device, self.dtype))
+        train = partial(client_round, self.method, self.model)
+        if self.plan.over == "vmap":
+            return train(clients, received, shard, self._steps(members, round), over=torch.func.vmap)
+        results = []
+        for k, member in enumerate(members):
+            steps = ((pick(batches, 0), noise[0]) for batches, noise in self._steps([member], round))
+            results.append(train(pick(clients, k), pick(received, k), pick(shard, k), steps))
+        return stack([client for client, _ in results]), stack([upload for _, upload in results])
+
+    def _client(self, members: Sequence[int]) -> np.ndarray:
+        return np.remainder(members, self.num_clients)
+
+    def _batch_sizes(self, members: Sequence[int]) -> np.ndarray:
+        """b, or n where a client has fewer examples."""
+        return np.clip(self.sizes[self._client(members)], None, self.training.batch_size)
+
+    def _steps(self, members: list[int], round: int) -> Iterator[Step]:
+        """Batches and noise of the local steps of these members, each with a leading member axis."""
+        per_step = self.method.batches_per_step
+        indices, weight = self._batch_indices(members, self.training.local_steps * per_step)
+        noise_shape = self.method.noise_shape(self.model.net.num_params)
+        for r in range(self.training.local_steps):
+            batches = tuple(self._gather(indices[:, k], weight) for k in range(r * per_step, (r + 1) * per_step))
+            noise = torch.empty((len(members), *noise_shape), dtype=self.dtype, device=self.device)
+            if noise_shape:
+                for row, member in zip(noise, members, strict=True):
+                    s, i = divmod(member, self.num_clients)
+                    fill_normal(row, self._generator, key(self.seeds[s], Purpose.TRAINING, round, i, r))
+            yield batches, noise
+
+    def _batch_indices(self, members: list[int], count: int) -> tuple[Tensor, Tensor]:
+        """Pool rows (members, count, width) of the next batches, and which columns are real: weight (members, width).
+
+        A client with fewer examples than the width fills up with its first row at weight 0.
+        """
+        indices = np.empty((len(members), count, self._width), dtype=np.int64)
+        real = np.zeros((len(members), self._width))
+        for k, (member, batch) in enumerate(zip(members, self._batch_sizes(members), strict=True)):
+            s, i = divmod(member, self.num_clients)
+            rows = self.shards.train[i].numpy()
+            taken = positions(self.seeds[s], i, len(rows), int(self.cursors[member]), count * int(batch))
+            indices[k] = rows[0]
+            indices[k, :, :batch] = rows[taken].reshape(count, batch)
+            real[k, :batch] = 1
+        return torch.from_numpy(indices).to(self.device), torch.from_numpy(real).to(self.device, self.dtype)
+
+    def _gather(self, indices: Tensor, weight: Tensor) -> Batch:
+        flat = indices.flatten()
+        x, y = self.x.index_select(0, flat), self.y.index_select(0, flat)
+        return Batch(x.view(*indices.shape, *x.shape[1:]), y.view(*indices.shape, *y.shape[1:]), weight)
+
+    def _refuse_nonfinite(self, members: list[int], clients: State, uploads: State, round: int) -> None:
+        if (bad := torch.nonzero(~finite_rows(clients, uploads))).numel():
+            s, i = divmod(members[int(bad[0])], self.num_clients)
+            seed = f" (seed {self.seeds[s]})" if len(self.seeds) > 1 else ""
+            raise Diverged(
+                f"round {round}: {self.shards.names[i]}{seed} has become non-finite, so the round was not taken: "
+                "lower the learning rate or raise the batch size"
+            )
+
+    # Prediction
+
+    def predict(self, which: Which, client: int, x: Tensor, samples: int | None, seed_index: int = 0) -> Tensor:
+        """Outputs (K, n, ...) of a client's model or the shared one for inputs x (n, ...): one per weight draw, or of
+        the mean network alone if samples is None."""
+        member = seed_index * self.num_clients + client
+        server, seed = self.servers[seed_index], self.seeds[seed_index]
+        noise = None
+        if samples is not None and self.method.stochastic:
+            name = (
+                key(seed, Purpose.PERSONAL_PREDICTION, self.round, client)
+                if which == "personal"
+                else key(seed, Purpose.SHARED_PREDICTION, self.round)
+            )
+            noise = normal((samples, self.model.net.num_params), name, self.dtype, self.device)
+        if which == "shared":
+            run = partial(self.method.predict_shared, self.model, server)
+        else:
+            known = member in self.population.row
+            state = pick(self.population.get([member]), 0) if known else self._fresh_client(member)
+            run = partial(self.method.predict_personal, self.model, state)
+        rows = 250 if self.model.net.convolutional else 5000  # bounds the memory of the activations
+        return torch.cat([run(part, noise) for part in torch.split(self._to_device(x), rows)], dim=1)
+
+    def models(self) -> list[Which]:
+        """Which of the two models the method has."""
+        return [which for which in MODELS if getattr(self.method, which)]
+
+    def evaluate(self, samples: int = 10, split: Literal["test", "validation"] = "test") -> dict[str, Any]:
+        """Scores of every model on every client's own data: {model: {estimator: {metric: [seed][client]}}}.
+
+        Estimators: "one" weight draw, "mc10" (the average of ten draws) and the "mean" network.
+        """
+        metrics = METRICS[self.model.likelihood.task]
+        result: dict[str, Any] = dict.fromkeys(MODELS)
+        for which in self.models():
+            table: dict[str, Tensor] = {}
+            for s in range(len(self.seeds)):
+                for i, indices in enumerate(getattr(self.shards, split)):
+                    rows = indices.to(self.device)
+                    x, y = self.x.index_select(0, rows), self.y.index_select(0, rows)
+                    for name, outputs in self.estimates(which, i, x, samples, s).items():
+                        if name not in table:
+                            table[name] = torch.empty(
+                                len(metrics),
+                                len(self.seeds),
+                                self.num_clients,
+                                dtype=self.dtype,
+                                device=self.device,
+                            )
+                        table[name][:, s, i] = scores(self.model.likelihood, outputs, y)
+            result[which] = {name: dict(zip(metrics, values.tolist(), strict=True)) for name, values in table.items()}
+        return result
+
+    def estimates(self, which: Which, client: int, x: Tensor, samples: int, seed_index: int = 0) -> dict[str, Tensor]:
+        """Outputs of a model by estimator, see `evaluate`."""
+        mean = self.predict(which, client, x, None, seed_index)
+        if not self.method.stochastic:
+            return {"mean": mean}
+        draws = self.predict(which, client, x, samples, seed_index)
+        return {"one": draws[:1], f"mc{samples}": draws, "mean": mean}
+
+    def headline(self, samples: int) -> str:
+        """The estimator whose figures are the method's result."""
+        return f"mc{samples}" if self.method.stochastic else "mean"
+
+    # State on disk
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that training has changed, by name."""
+        named: dict[str, Tensor] = {
+            "cursors": torch.from_numpy(self.cursors),
+            "enrolled": torch.tensor(list(self.population.row), dtype=torch.int64),
+        }
+        for s, server in enumerate(self.servers):
+            named.update(named_leaves(server, f"server.{s}"))
+        if self.population.states is not None:
+            named.update(named_leaves(self.population.states, "clients"))
+        return {name: tensor.contiguous() for name, tensor in named.items()}
+
+    def restore(self, tensors: dict[str, Tensor], round: int) -> None:
+        """Continue from `tensors()` of a federation with the same settings after `round` rounds."""
+        # Fresh copies: memory straight from a file may be aligned otherwise, and kernels round accordingly.
+        tensors = {name: tensor.clone().to(self.device) for name, tensor in tensors.items()}
+        expected = {
+            name: leaf.shape for s, v in enumerate(self.servers) for name, leaf in named_leaves(v, f"server.{s}")
+        }
+        for name, shape in expected.items():
+            if name not in tensors or tensors[name].shape != shape:
+                raise UserError(f"the saved state does not fit this experiment ({name} differs): start a new run")
+        template = self._fresh_client(0)
+        self.servers = [fill(server, tensors, f"server.{s}") for s, server in enumerate(self.servers)]
+        self.population = Population()
+        members = tensors["enrolled"].tolist()
+        self.population.enrol(members, lambda _: fill(template, tensors, "clients"))
+        self.cursors = tensors["cursors"].cpu().numpy()
+        self.round = round

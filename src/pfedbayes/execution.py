@@ -1,0 +1,302 @@
+"""Running an experiment into a folder, with checkpoints, and getting the trained federation back."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pfedbayes import runs
+from pfedbayes.config import to_toml
+from pfedbayes.data import Shards, load_shards
+from pfedbayes.engine import MODELS, Federation, Plan, choose_device
+from pfedbayes.errors import Diverged, UserError
+from pfedbayes.experiment import Experiment, build_federation, from_sections, method_name
+from pfedbayes.metrics import BINS, entropy, log_average, mutual_information, reliability
+
+CHECKPOINT_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands after a round; `record` is the line of the log if the models were evaluated."""
+
+    round: int
+    rounds: int
+    seconds: float
+    record: dict[str, Any] | None
+
+
+def execute(
+    experiment: Experiment,
+    out: Path,
+    seeds: Sequence[int],
+    device: str = "auto",
+    resume: bool = False,
+    data_dir: Path | None = None,
+    on_download: Callable[[str, int, int], None] | None = None,
+) -> Generator[Progress]:
+    """Run an experiment into a folder, yielding after every round.
+
+    Closing the iterator between two rounds saves the state; `resume` goes on from the last one saved.
+    """
+    choose_device(device)
+    writer = runs.Writer(out)
+    try:
+        yield from _execute(writer, experiment, seeds, device, resume, data_dir, on_download)
+    finally:
+        writer.close()
+
+
+def _execute(
+    writer: runs.Writer,
+    experiment: Experiment,
+    seeds: Sequence[int],
+    device: str,
+    resume: bool,
+    data_dir: Path | None,
+    on_download: Callable[[str, int, int], None] | None,
+) -> Generator[Progress]:
+    digest = experiment.digest(seeds)
+    plan, checkpoint = _previous(writer.folder, digest, resume)
+    shards = load_shards(experiment.data, data_dir, on_download)
+    federation = build_federation(experiment, shards, seeds, plan, device)
+    if checkpoint:
+        if checkpoint.round > experiment.training.rounds:
+            raise UserError(f"{writer.folder} is already at round {checkpoint.round}: raise training.rounds to go on")
+        federation.restore(checkpoint.tensors, checkpoint.round)
+    clock = runs.Clock(checkpoint.seconds if checkpoint else 0.0)
+    writer.write(runs.CONFIG, to_toml(experiment.sections()))
+    if plan is None:
+        writer.write(runs.INFO, json.dumps(_describe(federation, experiment, digest), indent=1) + "\n")
+    writer.truncate_log(checkpoint.log_bytes if checkpoint else 0)
+    (writer.folder / runs.SUMMARY).unlink(missing_ok=True)
+
+    saved = clock.seconds()
+    try:
+        for round in federation.rounds():
+            record = None
+            if experiment.training.evaluates(round):
+                scores = federation.evaluate(experiment.evaluation.samples, experiment.evaluation.split)
+                record = {"round": round, "seconds": clock.seconds(), **_json_safe(scores)}
+                writer.append(record)
+            if clock.seconds() - saved > CHECKPOINT_SECONDS or round == experiment.training.rounds:
+                writer.checkpoint(federation.tensors(), round, clock.seconds())
+                saved = clock.seconds()
+            yield Progress(round, experiment.training.rounds, clock.seconds(), record)
+    except (GeneratorExit, Diverged):
+        # Both leave the federation as it was after its last whole round.
+        writer.checkpoint(federation.tensors(), federation.round, clock.seconds())
+        raise
+    summary = {
+        "rounds": federation.round,
+        "seconds": clock.seconds(),
+        "estimator": federation.headline(experiment.evaluation.samples),
+        **_look_closely(federation, experiment),
+    }
+    writer.write(runs.SUMMARY, json.dumps(_json_safe(summary), indent=1) + "\n")
+
+
+def _previous(folder: Path, digest: str, resume: bool) -> tuple[Plan | None, runs.Checkpoint | None]:
+    """The recorded plan and the checkpoint to go on from, once the folder is seen to fit the experiment."""
+    if not (folder / runs.INFO).exists():
+        own = {
+            runs.CONFIG,
+            runs.INFO,
+        }  # a run killed in its first moments may have left the one without the other
+        if others := [path.name for path in folder.iterdir() if path.name not in own and path.name[0] != "."]:
+            raise UserError(f"{folder} holds other files ({others[0]}, …): give an empty or a new folder with --out")
+        return None, None
+    previous = runs.read(folder)
+    if previous.info["digest"] != digest:
+        raise UserError(f"{folder} was made by another config: give another --out, or the settings it was made with")
+    if not resume:
+        raise UserError(f"{folder} already holds this run: add --resume to go on with it, or give another --out")
+    return Plan(**previous.info["plan"]), runs.read_checkpoint(folder)
+
+
+def _describe(federation: Federation, experiment: Experiment, digest: str) -> dict[str, Any]:
+    shards, method = federation.shards, federation.method
+    labels = None
+    if shards.num_classes is not None:
+        labels = [sorted(set(shards.y[indices].tolist())) for indices in shards.train]
+    return {
+        "format": runs.FORMAT,
+        **runs.describe_code(),
+        "created": runs.now(),
+        "hardware": {"device": federation.plan.device, **runs.describe_machine()},
+        "plan": dataclasses.asdict(federation.plan),
+        "digest": digest,
+        "seeds": list(federation.seeds),
+        "clients": list(shards.names),
+        "train_sizes": [len(indices) for indices in shards.train],
+        "test_sizes": [len(indices) for indices in getattr(shards, experiment.evaluation.split)],
+        "labels": labels,
+        "num_params": federation.model.net.num_params,
+        "method": {
+            "name": method_name(method),
+            "title": method.title,
+            "personal": method.personal,
+            "shared": method.shared,
+            "stochastic": method.stochastic,
+        },
+        "task": federation.model.likelihood.task,
+    }
+
+
+def _json_safe(value: Any) -> Any:
+    """JSON has no NaN: what is not finite becomes null."""
+    if isinstance(value, dict):
+        return {name: _json_safe(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_safe(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclass(frozen=True)
+class _Predicted:
+    """A client's model on its test data: outputs (K, n, C), and per example how sure it is and whether it is right."""
+
+    client: int
+    outputs: Tensor
+    log_probs: Tensor
+    right: Tensor
+
+
+EXAMPLES_OF_A_KIND = 4
+
+
+def _look_closely(federation: Federation, experiment: Experiment) -> dict[str, Any]:
+    """What only the final models are asked: calibration by confidence, and single predictions to look at."""
+    if federation.model.likelihood.task != "classification":
+        return {"reliability": {}, "examples": []}
+    shards, samples, split = federation.shards, experiment.evaluation.samples, experiment.evaluation.split
+    diagrams: dict[str, Any] = {}
+    predicted: dict[str, list[_Predicted]] = {}
+    for which in federation.models():
+        sums = torch.zeros(3, BINS, dtype=federation.dtype, device=federation.device)
+        for s in range(len(federation.seeds)):
+            for i, indices in enumerate(getattr(shards, split)):
+                y = shards.y[indices].to(federation.device)
+                outputs = federation.predict(which, i, shards.x[indices], samples, s)
+                log_probs = log_average(outputs)
+                sums += torch.stack(reliability(log_probs, y))
+                if s == 0:
+                    right = log_probs.argmax(-1) == y
+                    predicted.setdefault(which, []).append(_Predicted(i, outputs, log_probs, right))
+        confidence, correct, count = sums.tolist()
+        diagrams[which] = {
+            "confidence": [_ratio(*pair) for pair in zip(confidence, count, strict=True)],
+            "accuracy": [_ratio(*pair) for pair in zip(correct, count, strict=True)],
+            "count": count,
+        }
+    return {"reliability": diagrams, "examples": _examples(shards, getattr(shards, split), predicted)}
+
+
+def _ratio(total: float, count: float) -> float | None:
+    return total / count if count else None
+
+
+def _examples(shards: Shards, split: Sequence[Tensor], predicted: dict[str, list[_Predicted]]) -> list[dict[str, Any]]:
+    """Some test examples on which the first model is sure and right, unsure, and surely wrong, of many clients."""
+    first = next(iter(predicted.values()))
+    kinds: list[list[tuple[float, int, int]]] = [[], [], []]
+    for i, prediction in enumerate(first):
+        doubt = entropy(prediction.log_probs)
+        for kind, score in zip(
+            kinds,
+            (
+                torch.where(prediction.right, -doubt, -torch.inf),
+                doubt,
+                torch.where(prediction.right, -torch.inf, -doubt),
+            ),
+            strict=True,
+        ):
+            if len(score) and bool((best := score.max()) > -torch.inf):
+                kind.append((float(best), i, int(score.argmax())))
+    chosen = [pair for kind in kinds for _, *pair in sorted(kind, reverse=True)[:EXAMPLES_OF_A_KIND]]
+    examples = []
+    for i, row in sorted({(i, row) for i, row in chosen}):
+        x = shards.x[split[i][row]]
+        image = x.dtype == torch.uint8 and x.dim() == 3
+        examples.append(
+            {
+                "client": shards.names[i],
+                "label": int(shards.y[split[i][row]]),
+                "image": {"shape": list(x.shape), "pixels": base64.b64encode(x.numpy().tobytes()).decode()}
+                if image
+                else None,
+            }
+            | {which: _answer(predicted[which][i], row) if which in predicted else None for which in MODELS}
+        )
+    return examples
+
+
+def _answer(prediction: _Predicted, row: int) -> dict[str, Any]:
+    draws = prediction.outputs[:, row : row + 1]
+    return {
+        "probabilities": prediction.log_probs[row].exp().tolist(),
+        "spread": draws.softmax(-1).std(0, correction=0)[0].tolist(),
+        "entropy": float(entropy(prediction.log_probs[row])),
+        "mutual_information": float(mutual_information(draws)),
+    }
+
+
+def load(folder: str | Path, shards: Shards | None = None, device: str = "auto") -> Federation:
+    """The trained federation of a run folder: its data are loaded again, or given as `shards`."""
+    run = runs.read(Path(folder))
+    experiment = from_sections(run.config)
+    checkpoint = runs.read_checkpoint(run.folder)
+    if checkpoint is None:
+        raise UserError(f"{folder} has no saved state yet: let the run go on for a while")
+    shards = shards or load_shards(experiment.data)
+    plan = dataclasses.replace(Plan(**run.info["plan"]), device=choose_device(device))
+    federation = build_federation(experiment, shards, run.info["seeds"], plan)
+    federation.restore(checkpoint.tensors, checkpoint.round)
+    return federation
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run will take, extrapolated from one round and one evaluation of it."""
+
+    plan: Plan
+    seconds_per_round: float
+    seconds_per_evaluation: float
+    evaluations: int
+    seconds: float
+    bytes: int
+
+
+def estimate(experiment: Experiment, seeds: Sequence[int], device: str = "auto", data_dir: Path | None = None) -> Cost:
+    """Measure a round and an evaluation, without writing anything."""
+    shards = load_shards(experiment.data, data_dir)
+    federation = build_federation(experiment, shards, seeds, device=device)
+    federation.train_round()  # the first round also pays for warming up
+    clock = runs.Clock()
+    federation.train_round()
+    per_round = clock.seconds()
+    federation.evaluate(experiment.evaluation.samples, experiment.evaluation.split)
+    per_evaluation = clock.seconds() - per_round
+    rounds = experiment.training.rounds
+    evaluations = sum(experiment.training.evaluates(round) for round in range(1, rounds + 1))
+    held = sum(tensor.nbytes for tensor in federation.tensors().values())
+    noise = math.prod(experiment.method.noise_shape(federation.model.net.num_params) or (0,)) * 4
+    # While a round is under way the old and the new states are both there, beside the gradients of the models.
+    working = 3 * held + len(seeds) * federation.num_clients * noise
+    return Cost(
+        federation.plan,
+        per_round,
+        per_evaluation,
+        evaluations,
+        rounds * per_round + evaluations * per_evaluation,
+        federation.x.nbytes + federation.y.nbytes + working,
+    )

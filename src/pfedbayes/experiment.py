@@ -1,0 +1,180 @@
+"""An experiment: a config resolved into data, net, method and schedule."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pfedbayes.config import build, nearest, parse_override, read_toml
+from pfedbayes.data import DataConfig, Shards
+from pfedbayes.engine import Federation, Plan, Training, choose_plan
+from pfedbayes.errors import UserError
+from pfedbayes.likelihoods import Classification, Likelihood, Regression
+from pfedbayes.methods import METHODS, Method
+from pfedbayes.nets import Init, Model, Net, WithNoise, mlp, vgg
+
+
+@dataclass(frozen=True)
+class NetConfig:
+    """name: "mlp" or "vgg" (the paper's choice for the data if not given); hidden: widths of an MLP's hidden layers;
+    head, norm: options of the VGG; init: see `Net.init` (the method's habit if not given).
+    """
+
+    name: Literal["mlp", "vgg"] | None = None
+    hidden: tuple[int, ...] = (100,)
+    activation: Literal["relu", "tanh"] = "relu"
+    head: Literal["mlp3", "linear"] = "mlp3"
+    norm: Literal["none", "group"] = "none"
+    init: Init | None = None
+
+    def __post_init__(self) -> None:
+        if any(width < 1 for width in self.hidden):
+            raise ValueError(f"hidden widths must be at least 1, got {list(self.hidden)}")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """samples: weight draws averaged in a prediction; split: the data on which models are scored."""
+
+    samples: int = 10
+    split: Literal["test", "validation"] = "test"
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise ValueError(f"samples must be at least 1, got {self.samples}")
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How to run it; chosen to fit where not given, recorded in the run folder, without effect on the results beyond
+    rounding. See `Plan`."""
+
+    over: Literal["vmap", "loop"] | None = None
+    chunk: int | None = None
+    threads: int | None = None
+    dtype: Literal["float32", "float64"] = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("chunk", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The sections of a config."""
+
+    data: DataConfig
+    net: NetConfig
+    method: Method
+    training: Training
+    evaluation: Evaluation
+    execution: Execution
+
+    def sections(self) -> dict[str, dict[str, Any]]:
+        """Plain values by section, as in the file."""
+        sections = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
+        sections["method"] = {"name": method_name(self.method), **sections["method"]}
+        return sections
+
+    def digest(self, seeds: Sequence[int]) -> str:
+        """Identity of what is computed: everything but how it is executed and how long it trains."""
+        sections = self.sections()
+        del sections["execution"], sections["training"]["rounds"]
+        return hashlib.sha256(json.dumps([sections, list(seeds)], sort_keys=True).encode()).hexdigest()
+
+
+SECTIONS = [section.name for section in dataclasses.fields(Experiment)]
+
+
+def method_name(method: Method) -> str:
+    """The name by which configs call a method."""
+    return next(name for name, cls in METHODS.items() if type(method) is cls)
+
+
+def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Experiment:
+    """The experiment of a TOML file (without one: the main job, pFedBayes on small MNIST) with overrides.
+
+    Settings of [method] belong to the method they were written for: when an override names another method, they go.
+    """
+    sections = read_toml(path) if path else {"method": {"name": "pfedbayes", "zeta": 1.0}}
+    return from_sections(sections, overrides)
+
+
+def from_sections(sections: Mapping[str, Any], overrides: Sequence[str] = ()) -> Experiment:
+    """The experiment of config sections."""
+    for section, values in sections.items():
+        if section not in SECTIONS:
+            raise UserError(f"unknown section [{section}]: {nearest(section, SECTIONS)}")
+        if not isinstance(values, Mapping):
+            raise UserError(f"{section} is {values!r}: write it as a section [{section}]")
+    merged = {section: dict(sections.get(section, {})) for section in SECTIONS}
+    parsed = [parse_override(text) for text in overrides]
+    for section, name, value in parsed:
+        if section not in SECTIONS:
+            raise UserError(f"unknown section {section!r} in --set: {nearest(section, SECTIONS)}")
+        if (section, name) == ("method", "name") and value != merged["method"].get("name"):
+            merged["method"] = {"name": value}
+    for section, name, value in parsed:
+        merged[section][name] = value
+
+    chosen = merged["method"].pop("name", "pfedbayes")
+    if chosen not in METHODS:
+        raise UserError(f"unknown method {chosen!r}: {nearest(str(chosen), METHODS)}")
+    data = build(DataConfig, merged["data"], "data")
+    net = build(NetConfig, merged["net"], "net")
+    method = build(METHODS[chosen], merged["method"], "method")
+    training = build(Training, merged["training"], "training")
+    evaluation = build(Evaluation, merged["evaluation"], "evaluation")
+    if evaluation.split == "validation" and data.validation == 0:
+        raise UserError(
+            "evaluation.split is 'validation' but data.validation is 0: hold out a fraction of the training data"
+        )
+    default_net: Literal["mlp", "vgg"] = "vgg" if data.name == "cifar10" else "mlp"
+    net = dataclasses.replace(net, name=net.name or default_net)
+    if net.init is None:
+        net = dataclasses.replace(net, init="kaiming" if net.name == "vgg" else method.default_init)
+    training = dataclasses.replace(training, train=training.train or method.who_trains)
+    return Experiment(data, net, method, training, evaluation, build(Execution, merged["execution"], "execution"))
+
+
+def build_model(net: NetConfig, shards: Shards, noise: float | None = None) -> Model:
+    """The network that fits the data, and its likelihood."""
+    features = math.prod(shards.x.shape[1:])
+    outputs = shards.num_classes if shards.num_classes is not None else shards.y.shape[1]
+    if net.name == "vgg":
+        if shards.x.dim() != 4 or shards.x.shape[2:] != (32, 32):
+            raise UserError(
+                f"the VGG takes 32 x 32 images, the data have shape {tuple(shards.x.shape[1:])}: use net.name=mlp"
+            )
+        module = vgg(outputs, in_channels=shards.x.shape[1], head=net.head, norm=net.norm)
+    else:
+        module = mlp([features, *net.hidden, outputs], net.activation)
+    likelihood: Likelihood = Classification()
+    if shards.num_classes is None:
+        likelihood = Regression(noise)
+        module = module if noise is not None else WithNoise(module)
+    return Model(Net(module), likelihood)
+
+
+def build_federation(
+    experiment: Experiment,
+    shards: Shards,
+    seeds: Sequence[int],
+    plan: Plan | None = None,
+    device: str = "auto",
+) -> Federation:
+    """A federation at round 0."""
+    model = build_model(experiment.net, shards)
+    if plan is None:
+        plan = choose_plan(model, device, experiment.execution.dtype)
+        given = {k: v for k, v in dataclasses.asdict(experiment.execution).items() if v is not None}
+        plan = dataclasses.replace(plan, **given)
+    return Federation(shards, model, experiment.method, experiment.training, seeds, experiment.net.init, plan)

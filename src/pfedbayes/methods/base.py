@@ -1,0 +1,105 @@
+"""What a federated method is: hyper-parameters and pure functions written for one client.
+
+The defaults are FedAvg's plumbing: the server state is one tensor w, every client receives it, clients remember
+nothing, and the server takes the mean of what is uploaded, weighted by the number of examples.
+
+State is tensors in NamedTuples. Inside a client function tensors have no client axis; the engine adds it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pfedbayes.nets import Batch, Init, Model
+from pfedbayes.trees import Tree, tree_map
+
+State = Tree  # each method names its own
+
+
+class Shard(NamedTuple):
+    """What a method may know of a client's training data besides its batches: the number n of examples."""
+
+    size: Tensor
+
+
+@dataclass(frozen=True)
+class Method:
+    """One federated method; fields are its hyper-parameters, with the paper's values as defaults."""
+
+    title: ClassVar[str]
+    reference: ClassVar[str]
+    learns: ClassVar[str]
+    personal: ClassVar[bool] = False  # has a model per client
+    shared: ClassVar[bool] = True  # has one model for all
+    stochastic: ClassVar[bool] = False  # predicts by drawing weights
+    batches_per_step: ClassVar[int] = 1
+    default_init: ClassVar[Init] = "torch"
+    who_trains: ClassVar[Literal["all", "chosen"]] = "chosen"  # what the method's own paper does each round
+
+    # Server
+
+    def init(self, theta: Tensor) -> State:
+        """Server state from the first parameters theta (T,)."""
+        return theta
+
+    def download(self, server: State, clients: Tensor) -> State:
+        """What each of the clients (n,) receives, stacked along a new first axis."""
+        return broadcast(server, len(clients))
+
+    def aggregate(self, server: State, uploads: State, sizes: Tensor) -> State:
+        """The next server state from stacked uploads (n, ...) of clients with `sizes` (n,) training examples."""
+        return weighted_mean(uploads, sizes)
+
+    # One client
+
+    def enrol(self, received: State) -> State:
+        """The state of a client that takes part for the first time. Default: clients remember nothing."""
+        return ()
+
+    def begin(self, client: State, received: State, shard: Shard) -> State:
+        """Local state at the start of a round."""
+        raise NotImplementedError
+
+    def noise_shape(self, num_params: int) -> tuple[int, ...]:
+        """Shape of the standard normal noise of one step; an empty tuple for none."""
+        return ()
+
+    def step(self, model: Model, local: State, batches: tuple[Batch, ...], noise: Tensor) -> State:
+        """One of the R local steps."""
+        raise NotImplementedError
+
+    def end(self, local: State) -> tuple[State, State]:
+        """The client's new state and its upload."""
+        raise NotImplementedError
+
+    # Prediction: a stack of outputs (K, n, ...), one per row of noise (K, T); noise=None asks for the mean network.
+
+    def predict_personal(self, model: Model, client: State, x: Tensor, noise: Tensor | None) -> Tensor:
+        """Outputs of the client's own model."""
+        raise NotImplementedError
+
+    def predict_shared(self, model: Model, server: State, x: Tensor, noise: Tensor | None) -> Tensor:
+        """Outputs of the shared model."""
+        return model.outputs(server, x)[None]
+
+
+def broadcast(state: State, count: int) -> State:
+    """The same state for `count` clients, without copying it."""
+    return tree_map(lambda leaf: leaf.expand(count, *leaf.shape), state)
+
+
+def weighted_mean(stacked: Tensor, weights: Tensor) -> Tensor:
+    """Mean over the first axis of stacked (n, ...) with weights (n,) that need not sum to one."""
+    share = (weights / weights.sum()).to(stacked.dtype)
+    mean: Tensor = torch.tensordot(share, stacked, dims=1)
+    return mean
+
+
+def require(condition: bool, message: str) -> None:
+    """Refuse a hyper-parameter that makes no sense."""
+    if not condition:
+        raise ValueError(message)

@@ -1,0 +1,47 @@
+"""FedProx (Li et al. 2020): FedAvg whose local loss holds the model near the one received."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from pfedbayes.methods.base import Method, Shard, State, require
+from pfedbayes.nets import Batch, Model
+from pfedbayes.optim import sgd
+
+
+class Local(NamedTuple):
+    theta: Tensor
+    anchor: Tensor
+
+
+@dataclass(frozen=True)
+class FedProx(Method):
+    """eta: rate of the local SGD steps; prox: weight lambda of the proximal term."""
+
+    eta: float = 0.01
+    prox: float = 0.001
+
+    title = "FedProx"
+    reference = "Li et al., MLSys 2020"
+    learns = "one shared model; clients are held near it while they train"
+
+    def __post_init__(self) -> None:
+        require(self.eta >= 0, f"eta must not be negative, got {self.eta}")
+        require(self.prox >= 0, f"prox must not be negative, got {self.prox}")
+
+    def begin(self, client: State, received: Tensor, shard: Shard) -> Local:
+        return Local(received, anchor=received)
+
+    def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
+        """theta <- theta - eta [grad CE(theta; B) + lambda (theta - w)]."""
+        (batch,) = batches
+        grad = model.grad_nll(local.theta, batch) / batch.size
+        if self.prox:  # at lambda = 0 this is FedAvg to the last bit
+            grad = grad + self.prox * (local.theta - local.anchor)
+        return Local(sgd(local.theta, grad, self.eta), local.anchor)
+
+    def end(self, local: Local) -> tuple[State, Tensor]:
+        return (), local.theta

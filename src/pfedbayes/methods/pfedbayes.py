@@ -1,0 +1,147 @@
+"""pFedBayes (Zhang et al. 2022), Algorithm 1: every client has a Gaussian over models whose prior is the shared one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pfedbayes.gaussian import barycentre, gaussian, kl_grad_q, kl_grad_w, rho_of, sample, sample_grad, sigma
+from pfedbayes.methods.base import Method, Shard, require, weighted_mean
+from pfedbayes.nets import Batch, Model
+from pfedbayes.optim import Adam, adam, adam_init, sgd
+
+
+class Client(NamedTuple):
+    """What a client keeps between rounds: its posterior q (2, T) and the Adam states of q and of its copy of w."""
+
+    q: Tensor
+    adam_q: Adam
+    adam_w: Adam
+
+
+class Local(NamedTuple):
+    """A round under way: the posterior q, the localized global model w, and the weight n of the likelihood."""
+
+    q: Tensor
+    w: Tensor
+    prior: Tensor
+    adam_q: Adam
+    adam_w: Adam
+    size: Tensor
+
+
+@dataclass(frozen=True)
+class PFedBayes(Method):
+    """zeta: weight of the KL term; rho0: first rho of every weight; eta_personal, eta_global: rates of the two models;
+    samples: weight draws K per step; beta: server mixing.
+
+    Deviations found in other implementations are options, neutral by default. server: Algorithm 1 averages (mu, rho);
+    "average-sigma" averages (mu, sigma); "barycentre" is Lemma A.2. noise_std: standard deviation of the weight
+    noise. personal_steps: steps on q per step on w. reset_personal: q starts every round at the received w.
+    prior: "moving" takes the localized global model as the prior, "fixed" the received one. optimizer: "sgd" is the
+    literal gradient descent, which diverges at the paper's rates. scale: "batch" drops the factor n/b.
+    """
+
+    zeta: float = 10.0
+    rho0: float = -2.5
+    eta_personal: float = 0.001
+    eta_global: float = 0.001
+    samples: int = 1
+    beta: float = 1.0
+    server: Literal["average", "average-sigma", "barycentre"] = "average"
+    noise_std: float = 1.0
+    personal_steps: int = 1
+    reset_personal: bool = False
+    prior: Literal["moving", "fixed"] = "moving"
+    optimizer: Literal["adam", "sgd"] = "adam"
+    scale: Literal["data", "batch"] = "data"
+
+    title = "pFedBayes"
+    reference = "Zhang et al., ICML 2022"
+    learns = "a Gaussian over models per client, and a shared Gaussian that is their prior"
+    personal = True
+    stochastic = True
+    default_init = "normal"
+    who_trains = "all"
+
+    def __post_init__(self) -> None:
+        require(self.zeta >= 0, f"zeta must not be negative, got {self.zeta}")
+        require(self.eta_personal >= 0, f"eta_personal must not be negative, got {self.eta_personal}")
+        require(self.eta_global >= 0, f"eta_global must not be negative, got {self.eta_global}")
+        require(self.samples >= 1, f"samples must be at least 1, got {self.samples}")
+        require(self.beta >= 0, f"beta must not be negative, got {self.beta}")
+        require(self.noise_std >= 0, f"noise_std must not be negative, got {self.noise_std}")
+        require(self.personal_steps >= 1, f"personal_steps must be at least 1, got {self.personal_steps}")
+
+    def init(self, theta: Tensor) -> Tensor:
+        """v^0: means theta, one rho for all."""
+        return gaussian(theta, self.rho0)
+
+    def aggregate(self, server: Tensor, uploads: Tensor, sizes: Tensor) -> Tensor:
+        """v^{t+1} = (1 - beta) v^t + beta mean of the localized global models of S^t, each with weight 1/S."""
+        equal = torch.ones_like(sizes)
+        match self.server:
+            case "average":
+                mean = weighted_mean(uploads, equal)
+            case "average-sigma":
+                mu, rho = uploads.unbind(-2)
+                mean = torch.stack([weighted_mean(mu, equal), rho_of(weighted_mean(sigma(rho), equal))])
+            case "barycentre":
+                mean = barycentre(uploads, equal.to(uploads.dtype))
+        return torch.lerp(server, mean, self.beta)
+
+    def enrol(self, received: Tensor) -> Client:
+        return Client(received, adam_init(received), adam_init(received))
+
+    def begin(self, client: Client, received: Tensor, shard: Shard) -> Local:
+        """The localized global model starts at the received one; the posterior goes on from where it was."""
+        q = received if self.reset_personal else client.q
+        return Local(q, received, received, client.adam_q, client.adam_w, shard.size)
+
+    def noise_shape(self, num_params: int) -> tuple[int, ...]:
+        return (self.personal_steps, self.samples, num_params)
+
+    def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
+        """A step on Omega^i for q, then a step on Omega_w^i for w, which sees the q just updated."""
+        (batch,) = batches
+        q, w, prior, adam_q, adam_w, size = local
+        for g in noise * self.noise_std if self.noise_std != 1 else noise:
+            q, adam_q = self._update(q, self.personal_grad(model, q, prior, batch, size, g), adam_q, self.eta_personal)
+        w, adam_w = self._update(w, kl_grad_w(q, w), adam_w, self.eta_global)
+        return Local(q, w, w if self.prior == "moving" else prior, adam_q, adam_w, size)
+
+    def personal_grad(self, model: Model, q: Tensor, prior: Tensor, batch: Batch, size: Tensor, g: Tensor) -> Tensor:
+        """Gradient in q of the stochastic objective of Section 4, with weight noise g (K, T):
+
+        Omega^i(v) = -(n/b) (1/K) sum_j sum_k log p_{h(v, g_k)}(D_j) + zeta KL(q || prior).
+        """
+        grads = [sample_grad(q, g_k, model.grad_nll(sample(q, g_k), batch)) for g_k in g]
+        likelihood = sum(grads[1:], start=grads[0]) * (1 / self.samples)
+        scale = size / batch.size if self.scale == "data" else 1.0
+        return scale * likelihood + self.zeta * kl_grad_q(q, prior)
+
+    def _update(self, v: Tensor, grad: Tensor, state: Adam, rate: float) -> tuple[Tensor, Adam]:
+        if self.optimizer == "sgd":
+            return sgd(v, grad, rate), state
+        return adam(v, grad, state, rate)
+
+    def end(self, local: Local) -> tuple[Client, Tensor]:
+        """The localized global model goes to the server; the posterior stays."""
+        return Client(local.q, local.adam_q, local.adam_w), local.w
+
+    def predict_personal(self, model: Model, client: Client, x: Tensor, noise: Tensor | None) -> Tensor:
+        return self._predict(model, client.q, x, noise)
+
+    def predict_shared(self, model: Model, server: Tensor, x: Tensor, noise: Tensor | None) -> Tensor:
+        return self._predict(model, server, x, noise)
+
+    def _predict(self, model: Model, v: Tensor, x: Tensor, noise: Tensor | None) -> Tensor:
+        """One output per weight draw; the mean network is the network of the means."""
+        if noise is None:
+            return model.outputs(v[0], x)[None]
+        thetas = sample(v, noise * self.noise_std)
+        outputs: Tensor = torch.func.vmap(model.outputs, in_dims=(0, None))(thetas, x)
+        return outputs

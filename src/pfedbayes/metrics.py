@@ -1,0 +1,92 @@
+"""Accuracy, calibration and uncertainty from a stack of K predictions, one per draw of the weights."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.special import erf
+
+from pfedbayes.likelihoods import Likelihood, Regression
+
+METRICS = {
+    "classification": ("accuracy", "nll", "brier", "ece"),
+    "regression": ("rmse", "nll", "coverage"),
+}
+BINS = 15  # equal-width confidence bins of the calibration error
+
+
+def log_average(outputs: Tensor) -> Tensor:
+    """Log-probabilities (n, C) of the averaged prediction of logits (K, n, C)."""
+    return torch.logsumexp(outputs.log_softmax(-1), dim=0) - math.log(len(outputs))
+
+
+def accuracy(log_probs: Tensor, y: Tensor) -> Tensor:
+    """Percentage of examples whose most probable label is right."""
+    return 100 * (log_probs.argmax(-1) == y).to(log_probs.dtype).mean()
+
+
+def nll(log_probs: Tensor, y: Tensor) -> Tensor:
+    """Mean negative log-probability of the true label."""
+    return -log_probs.gather(-1, y[:, None]).mean()
+
+
+def brier(log_probs: Tensor, y: Tensor) -> Tensor:
+    """Mean squared distance between the probabilities and the indicator of the true label (0 to 2)."""
+    probs = log_probs.exp()
+    return (probs - torch.nn.functional.one_hot(y, probs.shape[-1])).square().sum(-1).mean()
+
+
+class Reliability(NamedTuple):
+    """Sums per confidence bin, so that clients can be added up: each (BINS,)."""
+
+    confidence: Tensor
+    correct: Tensor
+    total: Tensor
+
+
+def reliability(log_probs: Tensor, y: Tensor) -> Reliability:
+    """How often predictions of a given confidence are right."""
+    confidence, label = log_probs.exp().max(-1)
+    # Bins are (lower, upper], as in the common definition; a confidence of 0 cannot occur.
+    index = (torch.ceil(confidence * BINS) - 1).clamp(0, BINS - 1).long()
+    weight = torch.nn.functional.one_hot(index, BINS).to(log_probs.dtype)
+    return Reliability(confidence @ weight, (label == y).to(log_probs.dtype) @ weight, weight.sum(0))
+
+
+def ece(sums: Reliability) -> Tensor:
+    """Expected calibration error: mean gap between confidence and accuracy, weighted by bin counts."""
+    return (sums.confidence - sums.correct).abs().sum() / sums.total.sum()
+
+
+def entropy(log_probs: Tensor) -> Tensor:
+    """Entropy of each predictive distribution, in nats: the total uncertainty."""
+    return -(log_probs.exp() * log_probs).sum(-1)
+
+
+def mutual_information(outputs: Tensor) -> Tensor:
+    """Entropy of the average minus the average entropy of logits (K, n, C): the epistemic uncertainty, (n,)."""
+    return (entropy(log_average(outputs)) - entropy(outputs.log_softmax(-1)).mean(0)).clamp_min(0)
+
+
+def regression_scores(likelihood: Regression, outputs: Tensor, y: Tensor) -> Tensor:
+    """RMSE of the predictive mean, NLL of the mixture of the K predictions, and the share (in percent) of targets
+    inside the central 90 % interval of the Gaussian with the mixture's mean and variance."""
+    means, noise = likelihood.mean_and_noise(outputs)
+    mean = means.mean(0)
+    deviation = (noise.square() + (means - mean).square()).mean(0).sqrt()
+    per_draw = torch.stack([-likelihood.nll(draw, y) for draw in outputs])
+    log_density = torch.logsumexp(per_draw, dim=0) - math.log(len(outputs))
+    inside = erf((y - mean).abs() / (deviation * math.sqrt(2))) <= 0.9
+    rmse = (y - mean).square().mean().sqrt()
+    return torch.stack([rmse, -log_density.mean(), 100 * inside.to(rmse.dtype).mean()])
+
+
+def scores(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
+    """The figures METRICS[task] of the averaged prediction of outputs (K, n, ...) for targets y (n, ...)."""
+    if isinstance(likelihood, Regression):
+        return regression_scores(likelihood, outputs, y)
+    log_probs = log_average(outputs)
+    return torch.stack([accuracy(log_probs, y), nll(log_probs, y), brier(log_probs, y), ece(reliability(log_probs, y))])

@@ -1,0 +1,160 @@
+"""A network is a function net(theta, x) of one flat vector of parameters; only this file knows layers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pfedbayes.errors import UserError
+from pfedbayes.likelihoods import Likelihood
+
+Init = Literal["torch", "kaiming", "normal"]
+
+
+class Net:
+    """A `torch.nn.Module` seen as a function of theta (T,).
+
+    Every parameter lies in theta, in the module's order. Modules with hidden state (buffers that change, dropout)
+    are refused: they could be neither Gaussian, nor averaged, nor batched over clients.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        for name, part in module.named_modules():
+            if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
+                raise UserError(f"the module draws hidden noise in {name!r} (dropout): remove it or set p=0")
+        if buffers := [name for name, _ in module.named_buffers()]:
+            raise UserError(
+                f"the module keeps hidden state in {buffers[0]!r}: use GroupNorm instead of BatchNorm, and "
+                "parameters or constants instead of buffers"
+            )
+        parameters = dict(module.named_parameters())
+        if not parameters:
+            raise UserError("the module has no parameters to learn: give a module with at least one layer")
+        self._module = copy.deepcopy(module).eval().requires_grad_(False)
+        self._names = list(parameters)
+        self._shapes = [parameter.shape for parameter in parameters.values()]
+        self._sizes = [parameter.numel() for parameter in parameters.values()]
+        self.num_params = sum(self._sizes)
+        self.convolutional = any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
+
+    def __call__(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Outputs (n, ...) of the network with parameters theta (T,) at inputs x (n, ...)."""
+        parts = theta.split(self._sizes)  # one view each; slicing would cost a zero vector each in the backward pass
+        parameters = {
+            name: part.view(shape) for name, part, shape in zip(self._names, parts, self._shapes, strict=True)
+        }
+        outputs: Tensor = torch.func.functional_call(self._module, parameters, (x,))
+        return outputs
+
+    def init(self, seed: int, scheme: Init) -> Tensor:
+        """A first theta (T,), always made on the CPU so that it does not depend on the device.
+
+        torch: what the module's own layers do in `reset_parameters`; kaiming: N(0, 2/fan_in) weights and zero biases;
+        normal: N(0, 0.1^2) for weights and biases.
+        """
+        module = copy.deepcopy(self._module)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(seed)
+            for part in module.modules():
+                if callable(reset := getattr(part, "reset_parameters", None)):
+                    reset()
+            for parameter in module.parameters():
+                if scheme == "normal":
+                    parameter.normal_(0.0, 0.1)
+            for part in module.modules():
+                if scheme == "kaiming" and isinstance(part, nn.Linear | nn.modules.conv._ConvNd):
+                    nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
+                    if part.bias is not None:
+                        part.bias.zero_()
+            return torch.cat([parameter.flatten() for parameter in module.parameters()])
+
+
+class Batch(NamedTuple):
+    """A mini-batch of fixed shape: x (b, ...), y (b, ...), weight (b,) 1 for real rows and 0 for padding."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+
+    @property
+    def size(self) -> Tensor:
+        """The number |B| of real examples."""
+        return self.weight.sum()
+
+
+class Model(NamedTuple):
+    """A network and the likelihood that scores its outputs: all that a method knows of the task."""
+
+    net: Net
+    likelihood: Likelihood
+
+    def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Outputs at raw inputs: images are stored as bytes and scaled to [-1, 1] here, the only place that does."""
+        if x.dtype == torch.uint8:
+            x = (x.to(theta.dtype) / 255 - 0.5) / 0.5
+        return self.net(theta, x)
+
+    def nll(self, theta: Tensor, batch: Batch) -> Tensor:
+        """-log p_theta(B), summed over the real examples of the batch."""
+        per_example = self.likelihood.nll(self.outputs(theta, batch.x), batch.y)
+        return (batch.weight * per_example).sum()
+
+    def grad_nll(self, theta: Tensor, batch: Batch) -> Tensor:
+        """Gradient of `nll` in theta."""
+        grad: Tensor = torch.func.grad(self.nll)(theta, batch)
+        return grad
+
+
+_ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
+
+
+def mlp(sizes: Sequence[int], activation: Literal["relu", "tanh"] = "relu") -> nn.Module:
+    """Fully connected layers, e.g. the paper's DNN mlp([784, 100, 10]) with 79,510 parameters."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), _ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers[:-1])
+
+
+VGG_CHANNELS = (16, 32, 64, 128, 128)
+
+
+def vgg(
+    outputs: int = 10,
+    in_channels: int = 3,
+    head: Literal["mlp3", "linear"] = "mlp3",
+    norm: Literal["none", "group"] = "none",
+) -> nn.Module:
+    """The paper's VGG [16,M,32,M,64,M,128,M,128,M] for 32 x 32 images: 3 x 3 convolutions, ReLU, 2 x 2 max-pooling.
+
+    head mlp3: 128-128-128-outputs with ReLU between (279,338 parameters in all); linear: 128-outputs.
+    """
+    layers: list[nn.Module] = []
+    channels = in_channels
+    for width in VGG_CHANNELS:
+        layers.append(nn.Conv2d(channels, width, 3, padding=1))
+        if norm == "group":
+            layers.append(nn.GroupNorm(8, width))
+        layers += [nn.ReLU(), nn.MaxPool2d(2)]
+        channels = width
+    head_sizes = [channels, channels, channels, outputs] if head == "mlp3" else [channels, outputs]
+    return nn.Sequential(*layers, mlp(head_sizes))
+
+
+class WithNoise(nn.Module):
+    """A regression module with one learned output more: the rho of the noise sigma_eps, the same for every input."""
+
+    def __init__(self, module: nn.Module, rho: float = 0.0) -> None:
+        super().__init__()
+        self.module = module
+        self.rho = nn.Parameter(torch.tensor([rho]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs (n, d + 1): the module's d means and the constant rho."""
+        means = self.module(x)
+        return torch.cat([means, self.rho.expand(*means.shape[:-1], 1)], dim=-1)

@@ -1,0 +1,378 @@
+"""One self-contained HTML page about one run, or about several side by side."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from pfedbayes import runs as run_folders
+from pfedbayes.config import to_toml
+from pfedbayes.errors import UserError
+from pfedbayes.report import charts, examples, tables, words
+from pfedbayes.report.tables import Estimate, Row
+from pfedbayes.runs import Run
+
+_TITLE = {"personal": "Personal models", "shared": "Shared model"}
+_STYLE = {"personal": 0, "shared": 1}
+_DASHES = ("", "2 3", "8 4", "10 3 2 3")
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+_MOST_BARS = 20  # clients that a bar chart still labels legibly
+
+
+@dataclass(frozen=True)
+class Table:
+    """A caption, the heads of the columns, and rows (head, cells) in titled blocks."""
+
+    caption: str
+    heads: list[str]
+    blocks: list[tuple[str, list[tuple[str, list[str]]]]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """An SVG drawing and what is to be said under it."""
+
+    svg: str
+    caption: str
+
+
+def write(folders: Sequence[Path], out: Path) -> Path:
+    """Write the page about the runs in `folders` to the file `out`."""
+    page = render([run_folders.read(folder) for folder in folders])
+    with run_folders.writing(out.parent):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(page, encoding="utf-8")
+    return out
+
+
+def render(runs: Sequence[Run]) -> str:
+    """The page as a string."""
+    if not runs:
+        raise UserError("a report needs a run: give the folder of at least one")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(resources.files(__package__).joinpath("page.html").read_text("utf-8"))
+    labels = _labels(runs)
+    return template.render(
+        runs=[_run_context(run, label) for run, label in zip(runs, labels, strict=True)],
+        comparison=_comparison_context(runs, labels) if len(runs) > 1 else None,
+        glossary=[
+            (tables.metric(name).label, tables.metric(name).meaning)
+            for name in _metric_names(runs)
+            if tables.metric(name).meaning
+        ],
+    )
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """Method and folder name, or the whole path where names repeat."""
+    names = [run.folder.resolve().name for run in runs]
+    return [
+        f"{run.info['method']['title']} ({name if names.count(name) == 1 else run.folder})"
+        for run, name in zip(runs, names, strict=True)
+    ]
+
+
+def _run_context(run: Run, label: str) -> dict[str, Any]:
+    """All that the template shows of one run."""
+    names = tables.metric_names(run)
+    return {
+        "label": label,
+        "title": f"{run.info['method']['title']} on {run.config['data']['name']}",
+        "status": _status(run),
+        "resume": f"pfedbayes run --resume --out {shlex.quote(str(run.folder))}",
+        "lead": words.lead(run),
+        "headline": _headline_table(run, names),
+        "estimators": _estimator_table(run, names),
+        "several_seeds": len(run.info["seeds"]) > 1,
+        "curves": [_curves(run, name) for name in _curve_metrics(names)],
+        "clients_figure": _clients_figure(run, names[0]) if names else None,
+        "clients": _client_table(run, names[0]) if names else None,
+        "fold_clients": len(run.info["clients"]) > _MOST_BARS,
+        "reliability": list(_reliability(run)),
+        "example_groups": examples.groups(run),
+        "settings": to_toml(run.config),
+        "facts": _facts(run),
+        "reproduce": f"pfedbayes run {shlex.quote(str(run.folder / run_folders.CONFIG))} --out again",
+    }
+
+
+def _comparison_context(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Any]:
+    """All that the template shows of several runs together."""
+    return {
+        "lead": words.compare(labels, runs),
+        "notes": [
+            f"{label}: {status}" for label, run in zip(labels, runs, strict=True) if (status := _status(run))
+        ],
+        "table": _comparison_table(runs, labels),
+        "curves": [
+            figure
+            for model in tables.MODELS
+            for name in _curve_metrics(_metric_names(runs))
+            if (figure := _overlaid_curves(runs, labels, model, name))
+        ],
+        "differing": _differing_settings(runs, labels),
+        "several_seeds": any(len(run.info["seeds"]) > 1 for run in runs),
+    }
+
+
+def _metric_names(runs: Sequence[Run]) -> list[str]:
+    return list(dict.fromkeys(name for run in runs for name in tables.metric_names(run)))
+
+
+def _curve_metrics(names: Sequence[str]) -> list[str]:
+    """The metrics worth a curve: the errors people count, and the likelihood that training works on."""
+    return [name for name in names if name in ("accuracy", "rmse", "nll")] or list(names[:1])
+
+
+def _status(run: Run) -> str | None:
+    """What is missing from the run, or None."""
+    records = tables.evaluated(run)
+    if not records:
+        return "No round of this run has been evaluated yet, so there are no numbers to show."
+    if run.summary is not None:
+        return None
+    last, planned = records[-1]["round"], run.config["training"]["rounds"]
+    return f"This run is unfinished: these are the numbers of round {last} of {planned}."
+
+
+def _axis(name: str) -> str:
+    metric = tables.metric(name)
+    return f"{metric.label}, {metric.unit}" if metric.unit else metric.label
+
+
+def _head(name: str) -> str:
+    """The head of a metric's column, with an arrow towards the better."""
+    metric = tables.metric(name)
+    if metric.nominal is not None:
+        return f"{_axis(name)}{_NO_BREAK}→{_NO_BREAK}{metric.nominal:g}"
+    return f"{_axis(name)}{_NO_BREAK}{'↑' if metric.larger_is_better else '↓'}"
+
+
+def _cells(estimates: dict[str, Estimate], names: Sequence[str]) -> list[str]:
+    return [tables.text(name, estimates[name]) if name in estimates else "" for name in names]
+
+
+def _headline_table(run: Run, names: Sequence[str]) -> Table:
+    estimators = dict.fromkeys(tables.estimator_title(row.estimator) for row in tables.headline(run))
+    by = " and ".join(estimators) if run.info["method"]["stochastic"] else "one network, nothing to sample"
+    blocks = [
+        (
+            _TITLE[row.model],
+            [("mean over clients", _cells(row.mean, names)), ("worst client", _cells(row.worst, names))],
+        )
+        for row in tables.headline(run)
+    ]
+    return Table(f"Predicting by: {by}", [_head(name) for name in names], blocks)
+
+
+def _estimator_table(run: Run, names: Sequence[str]) -> Table | None:
+    """The means of all estimators, where there is more than one."""
+    rows, shown = tables.every_estimator(run), tables.models(run)
+    if len(rows) == len(shown):
+        return None
+    blocks = [
+        (
+            _TITLE[model],
+            [(tables.estimator_title(row.estimator), _cells(row.mean, names)) for row in rows if row.model == model],
+        )
+        for model in shown
+    ]
+    return Table("All ways to predict, mean over clients", [_head(name) for name in names], blocks)
+
+
+def _comparison_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
+    """A block per model, since only rows of the same model are worth comparing; a star marks the best mean."""
+    names = _metric_names(runs)
+    blocks = []
+    for model in tables.MODELS:
+        rows = [
+            (label, run, row)
+            for label, run in zip(labels, runs, strict=True)
+            for row in tables.headline(run)
+            if row.model == model
+        ]
+        best = {name: _best(name, [row for _, _, row in rows]) for name in names}
+        lines = []
+        for label, run, row in rows:
+            means = [
+                f"{cell} ★" if row is best[name] else cell
+                for name, cell in zip(names, _cells(row.mean, names), strict=True)
+            ]
+            seconds = f"{run.summary['result']['seconds']:.1f}" if run.summary else "unfinished"
+            rounds = str(tables.evaluated(run)[-1]["round"])
+            lines.append((label, [*means, *_cells(row.worst, names[:1]), rounds, seconds]))
+        if lines:
+            blocks.append((_TITLE[model], lines))
+    worst = [f"worst client: {_head(name)}" for name in names[:1]]
+    heads = [*(_head(name) for name in names), *worst, "rounds", "seconds"]
+    return Table("Mean over clients, and the worst client", heads, blocks)
+
+
+def _best(name: str, rows: Sequence[Row]) -> Row | None:
+    """The row with the best mean of a metric, where there is a choice."""
+    finite = [row for row in rows if name in row.mean and math.isfinite(row.mean[name].value)]
+    if len(finite) < 2 or tables.metric(name).nominal is not None:
+        return None
+    best = max if tables.metric(name).larger_is_better else min
+    return best(finite, key=lambda row: row.mean[name].value)
+
+
+def _differing_settings(runs: Sequence[Run], labels: Sequence[str]) -> Table:
+    flat = [
+        {f"{section}.{key}": str(value) for section, values in run.config.items() for key, value in values.items()}
+        for run in runs
+    ]
+    keys = dict.fromkeys(key for settings in flat for key in settings)
+    rows = [(key, [settings.get(key, "") for settings in flat]) for key in keys]
+    return Table("", list(labels), [("", [(key, cells) for key, cells in rows if len(set(cells)) > 1])])
+
+
+def _curves(run: Run, name: str) -> Figure:
+    """Both models over the rounds, with thin lines for the estimators that are not in the headline."""
+    series = []
+    for model in tables.models(run):
+        estimators = tables.estimators(run, model)
+        for i, estimator in enumerate(estimators):
+            label = f"{model}, {tables.estimator_title(estimator)}" if len(estimators) > 1 else model
+            dash = _DASHES[i % len(_DASHES)]
+            series.append(_series(run, model, estimator, name, label, _STYLE[model], dash, thin=i > 0))
+    return Figure(_line_chart(f"{tables.metric(name).label} by round", name, series), _best_rounds(run, name))
+
+
+def _overlaid_curves(runs: Sequence[Run], labels: Sequence[str], model: str, name: str) -> Figure | None:
+    """The headline curves of all runs that have the model and the metric."""
+    series = [
+        _series(run, model, row.estimator, name, label, i % charts.COLOURS, _DASHES[i // charts.COLOURS % len(_DASHES)])
+        for i, (label, run) in enumerate(zip(labels, runs, strict=True))
+        for row in tables.headline(run)
+        if row.model == model and name in row.mean
+    ]
+    title = f"{_TITLE[model]}: {tables.metric(name).label}"
+    return Figure(_line_chart(title, name, series), title) if series else None
+
+
+def _series(
+    run: Run, model: str, estimator: str, name: str, label: str, style: int, dash: str, thin: bool = False
+) -> charts.Series:
+    points = tables.curve(run, model, estimator, name)
+    return charts.Series(
+        label=label,
+        x=[number for number, _ in points],
+        y=[estimate.value for _, estimate in points],
+        spread=[estimate.std or 0.0 for _, estimate in points],
+        style=style,
+        dash=dash,
+        thin=thin,
+    )
+
+
+def _line_chart(title: str, name: str, series: Sequence[charts.Series]) -> str:
+    ends = [
+        f"{line.label}: {line.y[0]:.4g} at round {line.x[0]:g}, {line.y[-1]:.4g} at round {line.x[-1]:g}"
+        for line in series
+    ]
+    return charts.line_chart(title, series, x_label="round", y_label=_axis(name), description="; ".join(ends))
+
+
+def _best_rounds(run: Run, name: str) -> str:
+    """The best round beside the last one, with the warning that it was picked with hindsight."""
+    best = max if tables.metric(name).larger_is_better else min
+    found = []
+    for row in tables.headline(run):
+        points = tables.curve(run, row.model, row.estimator, name)
+        finite = [(number, estimate) for number, estimate in points if math.isfinite(estimate.value)]
+        if finite:
+            number, estimate = best(finite, key=lambda point: point[1].value)
+            found.append(f"{row.model} {words.amount(name, estimate)} (round {number})")
+    if not found:
+        return ""
+    return f"Best round: {', '.join(found)}; picked on the {tables.split(run)} data, so optimistic."
+
+
+def _client_labels(run: Run, client: int) -> str:
+    labels = run.info["labels"]
+    return " ".join(str(label) for label in labels[client]) if labels else ""
+
+
+def _clients_figure(run: Run, name: str) -> Figure:
+    """Bars for a handful of clients, dots for many."""
+    metric, shown, info = tables.metric(name), tables.models(run), run.info
+    by_model = [tables.per_client(run, model, name) for model in shown]
+    groups = []
+    for i, client in enumerate(info["clients"]):
+        sizes = f"{info['train_sizes'][i]:,} / {info['test_sizes'][i]:,}"
+        group = charts.Group(
+            label=str(client),
+            values=[estimates[i].value for estimates in by_model],
+            spreads=[estimates[i].std for estimates in by_model],
+            note=" · ".join(part for part in (_client_labels(run, i), sizes) if part),
+        )
+        groups.append(group)
+    title, names = f"{metric.label} of each client", [_TITLE[model].lower() for model in shown]
+    description = f"{metric.label} of {len(groups)} clients at the last evaluated round; the table has the numbers."
+    if len(groups) > _MOST_BARS:
+        svg = charts.dot_chart(title, names, groups, value_label=_axis(name), description=description)
+        return Figure(svg, "Point at a dot for its client and value.")
+    end = 100 if metric.unit == "%" else None
+    svg = charts.bar_chart(title, names, groups, value_label=_axis(name), description=description, end=end)
+    labels = "its labels, then " if info["labels"] else ""
+    whiskers = " Whiskers: ± one standard deviation over seeds." if len(info["seeds"]) > 1 else ""
+    return Figure(svg, f"Under each name: {labels}its training / test examples.{whiskers}")
+
+
+def _client_table(run: Run, name: str) -> Table:
+    shown, info = tables.models(run), run.info
+    by_model = [tables.per_client(run, model, name) for model in shown]
+    rows = [
+        (
+            str(client),
+            [
+                _client_labels(run, i),
+                f"{info['train_sizes'][i]:,}",
+                f"{info['test_sizes'][i]:,}",
+                *(tables.text(name, estimates[i]) for estimates in by_model),
+            ],
+        )
+        for i, client in enumerate(info["clients"])
+    ]
+    return Table(_head(name), ["labels", "train", "test", *shown], [("", rows)])
+
+
+def _reliability(run: Run) -> Iterator[Figure]:
+    for model, bins in ((run.summary or {}).get("reliability") or {}).items():
+        if bins and sum(bins["count"]):
+            ece = tables.pooled_ece(bins)
+            svg = charts.reliability_chart(
+                f"Reliability of the {_TITLE[model].lower()}",
+                *(tables.numbers(bins[key]).tolist() for key in ("confidence", "accuracy", "count")),
+                style=_STYLE[model],
+                description=f"Expected calibration error {ece:.3f} over {sum(bins['count']):,.0f} predictions.",
+            )
+            yield Figure(svg, f"{_TITLE[model]}: ECE {ece:.3f} with all predictions pooled.")
+
+
+def _facts(run: Run) -> list[tuple[str, str]]:
+    """What a reader needs to judge and repeat the run, besides its settings."""
+    info = run.info
+    result = run.summary["result"] if run.summary else {}
+    sizes = f"{sum(info['train_sizes']):,} training and {sum(info['test_sizes']):,} test examples"
+    facts = {
+        "started": info["created"],
+        "pfedbayes": info["version"],
+        "commit": info["commit"],
+        "seeds": ", ".join(str(seed) for seed in info["seeds"]),
+        "clients": f"{len(info['clients'])}, with {sizes}",
+        "parameters": f"{info['num_params']:,}",
+        "rounds": result.get("rounds"),
+        "seconds": result.get("seconds"),
+        **info["hardware"],
+        **{f"plan: {key}": value for key, value in info["plan"].items()},
+    }
+    return [(key.replace("_", " "), str(value)) for key, value in facts.items() if value is not None]

@@ -1,0 +1,31 @@
+"""The smallest PNG writer that will do, so that images can live inside the page."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+_COLOUR_TYPE = {1: 0, 3: 2}  # channels -> greyscale or RGB, as PNG numbers them
+
+
+def encode(shape: Sequence[int], pixels: bytes) -> bytes:
+    """A PNG file from uint8 pixels of the given shape (channels, height, width), with 1 or 3 channels."""
+    channels, height, width = shape
+    rows = np.frombuffer(pixels, np.uint8).reshape(channels, height, width).transpose(1, 2, 0)
+    # Every row starts with the number of its filter; 0 means none.
+    scanlines = np.zeros((height, 1 + width * channels), np.uint8)
+    scanlines[:, 1:] = rows.reshape(height, width * channels)
+    header = struct.pack(">IIBBBBB", width, height, 8, _COLOUR_TYPE[channels], 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + _chunk(b"IHDR", header)
+        + _chunk(b"IDAT", zlib.compress(scanlines.tobytes(), 9))
+        + _chunk(b"IEND", b"")
+    )
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

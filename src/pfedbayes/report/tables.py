@@ -1,0 +1,207 @@
+"""The log of a run reduced to the numbers that tables show.
+
+The report and the command line print the same rows, so both take them from here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfedbayes.runs import Run
+
+MODELS = ("personal", "shared")
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a logged number is called, judged and printed; `nominal` is a level to meet rather than to exceed."""
+
+    label: str
+    meaning: str = ""
+    larger_is_better: bool = False
+    decimals: int = 3
+    unit: str = ""
+    nominal: float | None = None
+
+
+METRICS = {
+    "accuracy": Metric("Accuracy", "share of right answers", larger_is_better=True, decimals=2, unit="%"),
+    "nll": Metric("NLL", "mean negative log-likelihood of the truth"),
+    "brier": Metric("Brier score", "squared distance between probabilities and truth, 0 to 2"),
+    "ece": Metric("ECE", "mean gap between confidence and accuracy, in 15 bins"),
+    "rmse": Metric("RMSE", "root of the mean squared error"),
+    "coverage": Metric(
+        "Coverage",
+        "share of targets inside the predicted central 90 % interval",
+        larger_is_better=True,
+        decimals=2,
+        unit="%",
+        nominal=90,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds and the sample standard deviation beside it, None with one seed."""
+
+    value: float
+    std: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model as one estimator sees it: per metric the mean over clients and the worst client."""
+
+    model: str
+    estimator: str
+    mean: dict[str, Estimate]
+    worst: dict[str, Estimate]
+
+
+def metric(name: str) -> Metric:
+    """A metric this module has never heard of still gets a column under its own name."""
+    return METRICS.get(name, Metric(name))
+
+
+def text(name: str, estimate: Estimate) -> str:
+    """An estimate of the metric `name` as printed: "97.12 ± 0.08", or "n/a" where there is no number."""
+    decimals = metric(name).decimals
+    if not math.isfinite(estimate.value):
+        return "n/a"
+    if estimate.std is None or not math.isfinite(estimate.std):
+        return f"{estimate.value:.{decimals}f}"
+    return f"{estimate.value:.{decimals}f} ± {estimate.std:.{decimals}f}"
+
+
+def estimator_title(name: str) -> str:
+    """How a prediction was made from a distribution over models, in words."""
+    if name.startswith("mc"):
+        return f"{name.removeprefix('mc')} samples averaged"
+    return {"one": "one sample", "mean": "mean network"}.get(name, name)
+
+
+def split(run: Run) -> str:
+    """The part of the data on which the models were scored: "test" or "validation"."""
+    return str(run.config.get("evaluation", {}).get("split", "test"))
+
+
+def evaluated(run: Run) -> list[dict[str, Any]]:
+    """The logged rounds in which at least one model was evaluated."""
+    return [record for record in run.rounds if any(record.get(model) for model in MODELS)]
+
+
+def models(run: Run) -> list[str]:
+    """The models that the last evaluated round has numbers for."""
+    records = evaluated(run)
+    return [model for model in MODELS if records and records[-1].get(model)]
+
+
+def estimators(run: Run, model: str) -> list[str]:
+    """The estimators of a model, the one that headlines use first."""
+    names = list(evaluated(run)[-1][model])
+    wanted = run.summary["estimator"] if run.summary else None
+    # While there is no summary: averaged samples, if the method samples at all.
+    return sorted(names, key=lambda name: (name != wanted, not name.startswith("mc")))
+
+
+def metric_names(run: Run) -> list[str]:
+    """The metrics of a run in the order of its log."""
+    names: dict[str, None] = {}
+    for model in models(run):
+        names |= dict.fromkeys(evaluated(run)[-1][model][estimators(run, model)[0]])
+    return list(names)
+
+
+def headline(run: Run) -> list[Row]:
+    """One row per model, at the last evaluated round, with the estimator that the run recommends."""
+    return [_row(run, model, estimators(run, model)[0]) for model in models(run)]
+
+
+def every_estimator(run: Run) -> list[Row]:
+    """One row per model and estimator, at the last evaluated round."""
+    return [_row(run, model, estimator) for model in models(run) for estimator in estimators(run, model)]
+
+
+def curve(run: Run, model: str, estimator: str, name: str) -> list[tuple[int, Estimate]]:
+    """The mean over clients, round by round."""
+    return [
+        (record["round"], over_seeds(mean_over_clients(numbers(record[model][estimator][name]), _sizes(run))))
+        for record in evaluated(run)
+        if name in (record.get(model) or {}).get(estimator, {})
+    ]
+
+
+def per_client(run: Run, model: str, name: str) -> list[Estimate]:
+    """A metric of every client at the last evaluated round, by the headline estimator."""
+    values = numbers(evaluated(run)[-1][model][estimators(run, model)[0]][name])
+    return [over_seeds(values[:, client]) for client in range(values.shape[1])]
+
+
+def mean_over_clients(values: Floats, sizes: Floats) -> Floats:
+    """Mean of values (seeds, clients) weighted by test size: every test example counts the same.
+
+    A client without test examples has no number and no weight. Any other missing number is a failure that the
+    mean has to show, so it becomes NaN rather than being left out.
+    """
+    tested = sizes > 0
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.average(values[:, tested], axis=1, weights=sizes[tested])
+
+
+def worst_client(name: str, values: Floats, sizes: Floats) -> Floats:
+    """The least good number among the tested clients of every seed, from values (seeds, clients)."""
+    worst = np.min if metric(name).larger_is_better else np.max
+    return np.asarray(worst(values[:, sizes > 0], axis=1))
+
+
+def over_seeds(values: Floats) -> Estimate:
+    """Mean and sample standard deviation of one number per seed."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        std = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        return Estimate(float(np.mean(values)), std)
+
+
+def pooled_ece(bins: dict[str, Any]) -> float:
+    """Expected calibration error of one reliability diagram: the mean gap between confidence and accuracy."""
+    return float(np.abs(_gaps(bins)).sum())
+
+
+def overconfidence(bins: dict[str, Any]) -> float:
+    """Mean confidence minus accuracy over one reliability diagram: positive if the model is too sure."""
+    return float(_gaps(bins).sum())
+
+
+def _gaps(bins: dict[str, Any]) -> Floats:
+    """Confidence minus accuracy per bin, weighted by the share of the bin; empty bins are left out."""
+    confidence, accuracy, count = (numbers(bins[key]) for key in ("confidence", "accuracy", "count"))
+    filled = count > 0
+    share = count[filled] / count[filled].sum() if filled.any() else count[filled]
+    return share * (confidence[filled] - accuracy[filled])
+
+
+def _row(run: Run, model: str, estimator: str) -> Row:
+    log = evaluated(run)[-1][model][estimator]
+    sizes = _sizes(run)
+    values = {name: numbers(logged) for name, logged in log.items()}
+    return Row(
+        model=model,
+        estimator=estimator,
+        mean={name: over_seeds(mean_over_clients(array, sizes)) for name, array in values.items()},
+        worst={name: over_seeds(worst_client(name, array, sizes)) for name, array in values.items()},
+    )
+
+
+def _sizes(run: Run) -> Floats:
+    return numbers(run.info["test_sizes"])
+
+
+def numbers(logged: Any) -> Floats:
+    """Logged numbers as an array; a null of the log becomes NaN."""
+    return np.array(logged, dtype=np.float64)

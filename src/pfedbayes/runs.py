@@ -1,0 +1,216 @@
+"""The run folder: what was asked for, where it ran, what came out, and the state to go on from.
+
+    config.toml        the resolved experiment
+    run.json           format, versions, commit, hardware, execution plan, clients
+    rounds.jsonl       one line per evaluated round, append-only
+    state.safetensors  the last checkpoint, with its round and the length of the log at that moment
+    summary.json       the result, once the run is finished
+    report.html        the page for people
+
+A checkpoint is one file, written aside and renamed, so that a run killed at any moment finds either the old or the
+new one; the log is cut back to the length that the checkpoint names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import subprocess
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+import pfedbayes
+from pfedbayes.errors import UserError
+
+FORMAT = 1
+CONFIG, INFO, LOG, STATE, SUMMARY, REPORT = (
+    "config.toml", "run.json", "rounds.jsonl", "state.safetensors", "summary.json", "report.html",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder as read back."""
+
+    folder: Path
+    config: dict[str, Any]
+    info: dict[str, Any]
+    rounds: list[dict[str, Any]]
+    summary: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Tensors of a federation after `round` rounds and `seconds` of work; `log_bytes` of the log belong to it."""
+
+    round: int
+    seconds: float
+    log_bytes: int
+    tensors: dict[str, Tensor]
+
+
+def read(folder: Path) -> Run:
+    """Read a run folder, finished or not; a log line cut short by a kill is left out."""
+    if not (folder / INFO).is_file() or not (folder / CONFIG).is_file():
+        raise UserError(f"{folder} is not a run folder ({INFO} or {CONFIG} is missing): give the folder of a run")
+    try:
+        info = json.loads((folder / INFO).read_text())
+        config = tomllib.loads((folder / CONFIG).read_text())
+        summary = json.loads((folder / SUMMARY).read_text()) if (folder / SUMMARY).exists() else None
+        log = (folder / LOG).read_text() if (folder / LOG).exists() else ""
+        rounds = [json.loads(line) for line in log[: log.rfind("\n") + 1].splitlines()]
+    except (ValueError, UnicodeDecodeError) as error:
+        raise UserError(f"{folder} holds a damaged file ({error}): start the run again in a new folder") from None
+    if info.get("format") != FORMAT:
+        raise UserError(
+            f"{folder} has format {info.get('format')}, not {FORMAT}: read it with pfedbayes {info.get('version')}"
+        )
+    return Run(folder, config, info, rounds, summary)
+
+
+def read_checkpoint(folder: Path) -> Checkpoint | None:
+    """The last checkpoint, or None if the run was stopped before its first."""
+    path = folder / STATE
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            meta = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return Checkpoint(int(meta["round"]), float(meta["seconds"]), int(meta["log_bytes"]), tensors)
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({error}): start the run again in a new folder") from None
+
+
+class Writer:
+    """Writes one run folder. Holds a lock while it lives: a folder has one writer, and a killed one leaves no lock."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (folder / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            raise UserError(f"{folder} is in use by another run: wait for it or give another --out") from None
+
+    def close(self) -> None:
+        """Give the folder free."""
+        self._lock.close()
+
+    def write(self, name: str, content: str | bytes) -> None:
+        """Write a file aside, force it to disk and rename it: it is there whole or not at all."""
+        path, aside = self.folder / name, self.folder / f".{name}.part"
+        with writing(self.folder):
+            try:
+                with aside.open("wb") as file:
+                    file.write(content.encode() if isinstance(content, str) else content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                aside.replace(path)
+            except BaseException:
+                aside.unlink(missing_ok=True)
+                raise
+            directory = os.open(self.folder, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Add a line to the log."""
+        with writing(self.folder), (self.folder / LOG).open("a") as file:
+            file.write(json.dumps(record, allow_nan=False) + "\n")
+
+    def truncate_log(self, log_bytes: int) -> None:
+        """Cut the log back to what a checkpoint knows of."""
+        with writing(self.folder), (self.folder / LOG).open("a") as file:
+            file.truncate(log_bytes)
+
+    def checkpoint(self, tensors: dict[str, Tensor], round: int, seconds: float) -> None:
+        """Save the state after a round, together with the length of the log."""
+        path = self.folder / LOG
+        with writing(self.folder), path.open("a") as file:
+            os.fsync(file.fileno())
+        meta = {"round": str(round), "seconds": repr(seconds), "log_bytes": str(path.stat().st_size)}
+        self.write(STATE, save({name: tensor.cpu() for name, tensor in tensors.items()}, meta))
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn the file system's refusals into one clear line."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {folder} ({error.strerror or error}): free space or give another --out; "
+            "what was saved before is intact, and --resume goes on from it"
+        ) from None
+
+
+def describe_machine() -> dict[str, Any]:
+    """The hardware and versions behind a result."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def describe_code() -> dict[str, Any]:
+    """Version of the package and, in a checkout, its commit."""
+    here = Path(__file__).parent
+    git = ["git", "-C", str(here)]
+    commit = None
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        tracked = subprocess.run(
+            [*git, "ls-files", "--error-unmatch", __file__], check=False, capture_output=True, timeout=10
+        )
+        if tracked.returncode == 0:
+            found = subprocess.run(
+                [*git, "describe", "--always", "--dirty"], check=False, capture_output=True, timeout=10, text=True
+            )
+            commit = found.stdout.strip() or None
+    return {"version": pfedbayes.__version__, "commit": commit}
+
+
+def now() -> str:
+    """The time, in a form that sorts."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+class Clock:
+    """Seconds of work, counted on over resumes."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._start = time.monotonic() - seconds
+
+    def seconds(self) -> float:
+        """Seconds so far."""
+        return time.monotonic() - self._start

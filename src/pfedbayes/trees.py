@@ -1,0 +1,64 @@
+"""State trees: a tensor, or a NamedTuple (or plain tuple) of state trees. Nothing else holds state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tree = Any
+
+
+def tree_map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
+    """Apply a function leaf by leaf to trees of one shape."""
+    if isinstance(tree, Tensor):
+        return function(tree, *others)
+    parts = [tree_map(function, *branches) for branches in zip(tree, *others, strict=True)]
+    return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
+
+
+def named_leaves(tree: Tree, name: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a tree with dotted names, in a fixed order."""
+    if isinstance(tree, Tensor):
+        yield name, tree
+        return
+    labels = getattr(tree, "_fields", [str(k) for k in range(len(tree))])
+    for label, branch in zip(labels, tree, strict=True):
+        yield from named_leaves(branch, f"{name}.{label}")
+
+
+def leaves(tree: Tree) -> list[Tensor]:
+    """The tensors of a tree."""
+    return [leaf for _, leaf in named_leaves(tree, "")]
+
+
+def fill(template: Tree, tensors: dict[str, Tensor], name: str) -> Tree:
+    """A tree shaped like the template with the tensors that `named_leaves` would call so."""
+    names = iter([leaf_name for leaf_name, _ in named_leaves(template, name)])
+    return tree_map(lambda _: tensors[next(names)], template)
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """Trees of many clients as one tree with a leading client axis."""
+    return tree_map(lambda *parts: torch.stack(parts), *trees)
+
+
+def concat(trees: Sequence[Tree]) -> Tree:
+    """Join stacked trees along the client axis."""
+    return trees[0] if len(trees) == 1 else tree_map(lambda *parts: torch.cat(parts), *trees)
+
+
+def pick(tree: Tree, index: Any) -> Tree:
+    """Index the client axis of a stacked tree."""
+    return tree_map(lambda leaf: leaf[index], tree)
+
+
+def finite_rows(*trees: Tree) -> Tensor:
+    """Which clients of stacked trees are free of NaN and infinity: (n,) bool.
+
+    A sum is finite only if its terms are, and reads the memory once.
+    """
+    flags = [leaf.flatten(1).sum(1).isfinite() for leaf in leaves(trees) if leaf.is_floating_point()]
+    return torch.stack(flags).all(0)
