@@ -171,8 +171,7 @@ def report(
     from pfedbayes.report import write
 
     default = folders[0] / runs.REPORT if len(folders) == 1 else Path("report.html")
-    with runs.writing((out or default).parent):
-        typer.echo(f"report: {write(folders, out or default)}")
+    typer.echo(f"report: {write(folders, out or default)}")
 
 
 @app.command()
@@ -183,12 +182,14 @@ def methods() -> None:
     from pfedbayes.methods import METHODS
 
     table = Table(show_lines=True)
-    for heading in ("name", "learns", "personal", "shared", "settings (method.…)", "reference"):
-        table.add_column(heading, overflow="fold")
+    table.add_column("name", no_wrap=True)
+    table.add_column("learns", ratio=3)
+    table.add_column("models", no_wrap=True)
+    table.add_column("settings (method.…) and defaults", ratio=4)
     for name, method in METHODS.items():
-        fields = [f"{field.name} = {json.dumps(field.default)}" for field in dataclasses.fields(method)]
-        marks = ("yes" if method.personal else "–", "yes" if method.shared else "–")
-        table.add_row(name, method.learns, *marks, "\n".join(fields), f"{method.title}: {method.reference}")
+        settings = ", ".join(f"{field.name}={json.dumps(field.default)}" for field in dataclasses.fields(method))
+        models = "\n".join(which for which in ("personal", "shared") if getattr(method, which))
+        table.add_row(name, f"{method.learns} ({method.title}: {method.reference})", models, settings)
     Console().print(table)
 
 
@@ -203,7 +204,7 @@ def data(
     for heading in ("name", "images", "found", "how to get it"):
         table.add_column(heading, overflow="fold")
     for source in available(data_dir):
-        table.add_row(source.name, source.images, source.found or "–", source.how_to_get)
+        table.add_row(source.name, f"{source.images:,}", source.found or "–", source.how_to_get)
     Console().print(table)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedbayes.data import Shards, positions
@@ -198,7 +199,9 @@ class Federation:
 
         self.round = 0
         thetas = [model.net.init(key(seed, Purpose.INIT), init or method.default_init) for seed in self.seeds]
-        self.servers: list[State] = [method.init(theta.to(self.device, self.dtype)) for theta in thetas]
+        self.servers: list[State] = [
+            method.init(theta.to(self.device, self.dtype), self.num_clients) for theta in thetas
+        ]
         self.population = Population()
         self.cursors = np.zeros(len(self.seeds) * self.num_clients, dtype=np.int64)
 
@@ -234,7 +237,7 @@ class Federation:
         for s, (server, ids) in enumerate(zip(self.servers, trained, strict=True)):
             rows = s * len(ids) + np.flatnonzero(np.isin(ids, chosen[s]))
             sizes = torch.from_numpy(self.sizes[chosen[s]]).to(self.device, self.dtype)
-            servers.append(self.method.aggregate(server, pick(uploads, rows), sizes))
+            servers.append(self.method.aggregate(server, pick(uploads, rows), sizes, torch.from_numpy(chosen[s])))
         self.population.put(members, clients)
         self.cursors[members] += self._batch_sizes(members) * self.training.local_steps * self.method.batches_per_step
         self.servers = servers
@@ -280,12 +283,13 @@ class Federation:
             results.append(train(pick(clients, k), pick(received, k), pick(shard, k), steps))
         return stack([client for client, _ in results]), stack([upload for _, upload in results])
 
-    def _client(self, members: Sequence[int]) -> np.ndarray:
+    def _client(self, members: Sequence[int]) -> NDArray[np.int64]:
         return np.remainder(members, self.num_clients)
 
-    def _batch_sizes(self, members: Sequence[int]) -> np.ndarray:
+    def _batch_sizes(self, members: Sequence[int]) -> NDArray[np.int64]:
         """b, or n where a client has fewer examples."""
-        return np.clip(self.sizes[self._client(members)], None, self.training.batch_size)
+        batch_sizes: NDArray[np.int64] = self.sizes[self._client(members)].clip(max=self.training.batch_size)
+        return batch_sizes
 
     def _steps(self, members: list[int], round: int) -> Iterator[Step]:
         """Batches and noise of the local steps of these members, each with a leading member axis."""

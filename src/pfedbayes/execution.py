@@ -22,8 +22,6 @@ from pfedbayes.errors import Diverged, UserError
 from pfedbayes.experiment import Experiment, build_federation, from_sections, method_name
 from pfedbayes.metrics import BINS, entropy, log_average, mutual_information, reliability
 
-CHECKPOINT_SECONDS = 20.0
-
 
 @dataclass(frozen=True)
 class Progress:
@@ -88,7 +86,7 @@ def _execute(
                 scores = federation.evaluate(experiment.evaluation.samples, experiment.evaluation.split)
                 record = {"round": round, "seconds": clock.seconds(), **_json_safe(scores)}
                 writer.append(record)
-            if clock.seconds() - saved > CHECKPOINT_SECONDS or round == experiment.training.rounds:
+            if clock.seconds() - saved > experiment.execution.checkpoint_seconds or round == experiment.training.rounds:
                 writer.checkpoint(federation.tensors(), round, clock.seconds())
                 saved = clock.seconds()
             yield Progress(round, experiment.training.rounds, clock.seconds(), record)

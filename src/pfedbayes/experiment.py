@@ -53,12 +53,14 @@ class Evaluation:
 @dataclass(frozen=True)
 class Execution:
     """How to run it; chosen to fit where not given, recorded in the run folder, without effect on the results beyond
-    rounding. See `Plan`."""
+    rounding: see `Plan`. checkpoint_seconds: the state is saved about so often.
+    """
 
     over: Literal["vmap", "loop"] | None = None
     chunk: int | None = None
     threads: int | None = None
     dtype: Literal["float32", "float64"] = "float32"
+    checkpoint_seconds: float = 20.0
 
     def __post_init__(self) -> None:
         for name in ("chunk", "threads"):
@@ -175,6 +177,8 @@ def build_federation(
     model = build_model(experiment.net, shards)
     if plan is None:
         plan = choose_plan(model, device, experiment.execution.dtype)
-        given = {k: v for k, v in dataclasses.asdict(experiment.execution).items() if v is not None}
-        plan = dataclasses.replace(plan, **given)
+        wanted = experiment.execution
+        plan = dataclasses.replace(
+            plan, over=wanted.over or plan.over, chunk=wanted.chunk, threads=wanted.threads or plan.threads
+        )
     return Federation(shards, model, experiment.method, experiment.training, seeds, experiment.net.init, plan)

@@ -44,7 +44,7 @@ class Net:
 
     def __call__(self, theta: Tensor, x: Tensor) -> Tensor:
         """Outputs (n, ...) of the network with parameters theta (T,) at inputs x (n, ...)."""
-        parts = theta.split(self._sizes)  # one view each; slicing would cost a zero vector each in the backward pass
+        parts = torch.split_with_sizes(theta, self._sizes)  # slices would cost a zero vector each in the backward pass
         parameters = {
             name: part.view(shape) for name, part, shape in zip(self._names, parts, self._shapes, strict=True)
         }

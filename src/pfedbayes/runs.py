@@ -110,7 +110,10 @@ class Writer:
             raise UserError(f"{folder} is in use by another run: wait for it or give another --out") from None
 
     def close(self) -> None:
-        """Give the folder free."""
+        """Give the folder free; one that nothing was written to goes."""
+        if [path.name for path in self.folder.iterdir()] == [".lock"]:
+            (self.folder / ".lock").unlink()
+            self.folder.rmdir()
         self._lock.close()
 
     def write(self, name: str, content: str | bytes) -> None:

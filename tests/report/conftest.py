@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,6 @@ import pytest
 
 from pfedbayes.config import to_toml
 from pfedbayes.runs import CONFIG, INFO, LOG, SUMMARY, Run
-
-MakeRun = Callable[..., Run]
 
 
 def _scores(rng: np.random.Generator, task: str, seeds: int, clients: int, quality: float) -> dict[str, Any]:
@@ -75,7 +74,7 @@ def _examples(rng: np.random.Generator, clients: list[str], personal: bool) -> l
 
 
 @pytest.fixture
-def make_run(tmp_path: Path) -> MakeRun:
+def make_run(tmp_path: Path) -> Callable[..., Run]:
     """Make a Run: make_run("name", method=..., task=..., clients=..., seeds=..., rounds=..., finished=...)."""
 
     def make(
@@ -115,7 +114,7 @@ def make_run(tmp_path: Path) -> MakeRun:
             for i in range(rounds)
         ]
         config = {
-            "data": {"name": "mnist" if classification else "sine", "partition": "labels"},
+            "data": {"name": "mnist" if classification else "sine", "labels": "two-block"},
             "net": {"name": "mlp", "hidden": [100]},
             "method": {"name": method, "zeta": 1e-05} if stochastic else {"name": method},
             "training": {"rounds": 10 * max(rounds, 1), "batch_size": 50},
@@ -126,7 +125,15 @@ def make_run(tmp_path: Path) -> MakeRun:
             "version": "0.1.0",
             "commit": "abc1234",
             "created": "2026-01-01T12:00:00+00:00",
-            "hardware": {"device": "cpu", "cpu": "Some CPU", "cores": 2, "memory_gb": 23.4, "gpu": None, "torch": "2", "python": "3.11"},
+            "hardware": {
+                "device": "cpu",
+                "cpu": "Some CPU",
+                "cores": 2,
+                "memory_gb": 23.4,
+                "gpu": None,
+                "torch": "2",
+                "python": "3.11",
+            },
             "plan": {"over": "vmap", "threads": 2},
             "seeds": list(range(1, seeds + 1)),
             "clients": names,
@@ -138,19 +145,33 @@ def make_run(tmp_path: Path) -> MakeRun:
             "task": task,
         }
         summary = {
-            "result": {"personal": None, "shared": None, "rounds": 10 * rounds, "seconds": 93.1},
+            "rounds": 10 * rounds,
+            "seconds": 93.1,
             "estimator": estimators[0],
             "reliability": {
                 "personal": _reliability(rng, 0.05) if personal else None,
                 "shared": _reliability(rng, 0.15),
             }
             if classification
-            else None,
+            else {},
             "examples": _examples(rng, names, personal) if classification else [],
         }
         return Run(tmp_path / name, config, info, log, summary if finished else None)
 
     return make
+
+
+@pytest.fixture
+def score_run(make_run: Callable[..., Run]) -> Callable[..., Run]:
+    """Make a Run with one evaluated round and given scores, of two clients with 1 and 3 test examples."""
+
+    def score(personal: dict[str, Any] | None, shared: dict[str, Any] | None = None, **options: Any) -> Run:
+        run = make_run(**options)
+        rounds = [{"round": 5, "seconds": 1.0, "personal": personal, "shared": shared}]
+        info = run.info | {"clients": ["a", "b"], "train_sizes": [4, 4], "test_sizes": [1, 3], "labels": None}
+        return dataclasses.replace(run, rounds=rounds, info=info)
+
+    return score
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ def permutations(seed: int, stream: int, size: int, first: int, count: int) -> N
     change, and makes no such promise for `Generator.permutation`.
     """
     counts_each = -(-size // WORDS_PER_COUNT)
+    words_each = counts_each * WORDS_PER_COUNT
     bits = np.random.Philox(key=(stream << 64) | seed, counter=first * counts_each)
-    words = bits.random_raw(count * counts_each * WORDS_PER_COUNT).reshape(count, -1)[:, :size]
+    words = bits.random_raw(count * words_each).reshape(count, words_each)[:, :size]
     return words.argsort(axis=1, kind="stable").astype(np.int64, copy=False)
 
 

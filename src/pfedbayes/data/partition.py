@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from enum import IntEnum
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,18 +13,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedbayes.data.batches import permutations
-from pfedbayes.data.config import DataConfig, rounded
+from pfedbayes.data.config import SYNTHETIC_EXAMPLES, DataConfig, rounded
 from pfedbayes.data.shards import Shards, client_names
 from pfedbayes.data.sources import Pool, Progress, blobs, load, regression
 from pfedbayes.errors import UserError
 
-Rows = NDArray[np.int64]
+Rows = NDArray[np.int64]  # row numbers of the pool
+
+FEWEST_EXAMPLES = 2  # of a client: one to train on and one to test on
 
 
 class Purpose(IntEnum):
-    """What a random draw is for. It is part of the key, so no two draws share random numbers.
+    """What a random draw is for. It is part of the draw's key, so that no two purposes share random numbers.
 
-    0 is left to the batch streams, which are keyed by (seed, client).
+    0 is left to the batch streams.
     """
 
     CLASS_ORDER = 1
@@ -34,23 +37,221 @@ class Purpose(IntEnum):
     TEST_CUT = 6
     VALIDATION_CUT = 7
 
+    def stream(self, index: int = 0) -> int:
+        """The stream number of this purpose for the class or the client `index`."""
+        return (self << 32) | index
 
-def load_shards(config: DataConfig, data_dir: str | None = None, progress: Progress | None = None) -> Shards:
-    """The data that a configuration describes, read or made, and dealt to the clients."""
-    return partition(_load_pool(config, data_dir, progress), config)
+    def order(self, seed: int, size: int, index: int = 0) -> Rows:
+        """A permutation of range(size): (size,)."""
+        return permutations(seed, self.stream(index), size, 0, 1).reshape(-1)
 
 
-def _load_pool(config: DataConfig, data_dir: str | None, progress: Progress | None) -> Pool:
-    examples = config.examples_per_client
-    if config.name == "regression":
-        assert examples is not None
-        return regression(config.num_clients, examples, config.features, config.noise, config.seed)
+def load_shards(config: DataConfig, data_dir: str | Path | None = None, progress: Progress | None = None) -> Shards:
+    """The data that a configuration describes: read or made, and dealt to the clients."""
     if config.name == "blobs":
-        if config.by_label:
-            holders = np.bincount(client_labels(config, config.classes).reshape(-1)).max()
-            per_class = int(holders) * config.per_label[2]
-        else:
-            assert examples is not None
-            per_class = -(-config.num_clients * examples // config.classes)
-        return blobs(per_class, config.classes, config.features, config.noise, config.seed)
-    return load(config.name, data_dir, progress=progress)
+        pool = _enough_blobs(config)
+    elif config.name == "regression":
+        examples = config.examples or SYNTHETIC_EXAMPLES
+        pool = regression(config.num_clients, examples, config.features, config.noise, config.seed)
+    else:
+        pool = load(config.name, data_dir, progress=progress)
+    return partition(pool, config)
+
+
+def partition(pool: Pool, config: DataConfig) -> Shards:
+    """Deal a pool to the clients. No example goes to two clients, or to two of train, test and validation.
+
+    Except with split = "shuffle", who gets which image depends on the images and config.seed alone, not on the
+    order of the pool.
+    """
+    if pool.num_classes is None:
+        # The rows of a regression pool lie client by client.
+        train, test = _cut_tests(pool, np.array_split(np.arange(len(pool.x)), config.num_clients), config)
+    elif config.labels == "iid":
+        train, test = _cut_tests(pool, _deal_evenly(pool, config), config)
+    elif config.labels == "dirichlet":
+        train, test = _cut_tests(pool, _deal_dirichlet(pool, config), config)
+    elif config.split == "shuffle":
+        train, test = _deal_shuffled(pool, client_labels(config, pool.num_classes), config)
+    else:
+        train, test = _deal_stratified(pool, client_labels(config, pool.num_classes), config)
+
+    held_out = [
+        _held_out(pool, rows, config.validation, Purpose.VALIDATION_CUT.stream(i), config.seed)
+        for i, rows in enumerate(train)
+    ]
+    return Shards(
+        x=pool.x,
+        y=pool.y,
+        train=_tensors([rows[~held] for rows, held in zip(train, held_out, strict=True)]),
+        test=_tensors(test),
+        validation=_tensors([rows[held] for rows, held in zip(train, held_out, strict=True)]),
+        names=client_names(config.num_clients),
+        num_classes=pool.num_classes,
+    )
+
+
+def client_labels(config: DataConfig, classes: int) -> Rows:
+    """The labels of each client, (N, k), for the three rules that deal by label. With k = labels_per_client:
+
+    two-block (k i + j) mod classes, which for 5 of 10 labels makes two kinds of client; sliding (i + j) mod
+    classes; random those that the fewest clients before it hold, drawn among equals, so that no class is in
+    greater demand than the others. Here i is the client and j = 0 .. k - 1.
+    """
+    k = config.labels_per_client
+    if k > classes:
+        raise UserError(f"labels_per_client = {k}, but the data have {classes} classes: choose at most {classes}")
+    if config.labels == "random":
+        return _random_labels(config.num_clients, k, classes, config.seed)
+    stride = k if config.labels == "two-block" else 1
+    return (stride * np.arange(config.num_clients)[:, None] + np.arange(k)) % classes
+
+
+def _random_labels(clients: int, k: int, classes: int, seed: int) -> Rows:
+    labels = np.empty((clients, k), dtype=np.int64)
+    holders = np.zeros(classes, dtype=np.int64)
+    for i in range(clients):
+        order = Purpose.CLIENT_LABELS.order(seed, classes, i)
+        labels[i] = order[np.argsort(holders[order], kind="stable")][:k]
+        holders[labels[i]] += 1
+    return labels
+
+
+def _deal_stratified(pool: Pool, labels: Rows, config: DataConfig) -> tuple[list[Rows], list[Rows]]:
+    """Exact counts: a block of every label of a client, its head for training and the next images for testing."""
+    train_count, test_count, block = config.per_label
+    blocks = _deal_blocks(_class_rows(pool, config.seed), labels, block)
+    train = [np.concatenate([rows[:train_count] for rows in own]) for own in blocks]
+    test = [np.concatenate([rows[train_count : train_count + test_count] for rows in own]) for own in blocks]
+    return [rows[Purpose.TRAIN_ORDER.order(config.seed, len(rows), i)] for i, rows in enumerate(train)], test
+
+
+def _deal_shuffled(pool: Pool, labels: Rows, config: DataConfig) -> tuple[list[Rows], list[Rows]]:
+    """Blocks in file order; each client's images are shuffled and cut regardless of their labels."""
+    train_count, test_count, _ = config.per_label
+    y = pool.y.numpy()
+    in_file_order = [np.flatnonzero(y == label) for label in range(int(labels.max()) + 1)]
+    stream = random.Random(config.seed)  # noqa: S311, one stream for all clients, as the authors' code has it
+    train, test = [], []
+    for own in _deal_blocks(in_file_order, labels, train_count + test_count):
+        rows = np.concatenate(own).tolist()
+        stream.shuffle(rows)
+        cut = train_count * labels.shape[1]
+        train.append(np.array(rows[:cut], dtype=np.int64))
+        test.append(np.array(rows[cut:], dtype=np.int64))
+    return train, test
+
+
+def _deal_blocks(class_rows: list[Rows], labels: Rows, block: int) -> list[list[Rows]]:
+    """For each client and each of its labels the next `block` rows of that label."""
+    for label, holders in enumerate(np.bincount(labels.reshape(-1))):
+        if holders * block > len(class_rows[label]):
+            raise UserError(
+                f"class {label} has {len(class_rows[label])} images, and {holders} clients with {block} each need "
+                f"{holders * block}: take fewer clients, or fewer images with train_per_label and test_per_label"
+            )
+    taken = np.zeros(len(class_rows), dtype=np.int64)
+    blocks: list[list[Rows]] = []
+    for own_labels in labels:
+        blocks.append([class_rows[label][taken[label] : taken[label] + block] for label in own_labels])
+        taken[own_labels] += block
+    return blocks
+
+
+def _deal_evenly(pool: Pool, config: DataConfig) -> list[Rows]:
+    """Everyone the same mixture, and the same number up to one."""
+    return np.array_split(_chosen_rows(pool, config), config.num_clients)
+
+
+def _deal_dirichlet(pool: Pool, config: DataConfig) -> list[Rows]:
+    """Each class is cut among the clients in proportions from Dirichlet(alpha), so sizes and mixtures differ.
+
+    A client left with fewer than two examples is given some by the client that has most.
+    """
+    rows = _chosen_rows(pool, config)
+    y = pool.y.numpy()[rows]
+    generator = np.random.Generator(np.random.Philox(key=(Purpose.CLIENT_SHARES.stream() << 64) | config.seed))
+    owned: list[list[int]] = [[] for _ in range(config.num_clients)]
+    for label in np.unique(y):
+        of_label = rows[y == label]
+        shares = generator.dirichlet(np.full(config.num_clients, config.alpha))
+        cuts = np.rint(shares.cumsum()[:-1] * len(of_label)).astype(np.int64)
+        for own, part in zip(owned, np.split(of_label, cuts), strict=True):
+            own.extend(part.tolist())
+    while len(poorest := min(owned, key=len)) < FEWEST_EXAMPLES:
+        poorest.append(max(owned, key=len).pop())
+    return [np.array(own, dtype=np.int64) for own in owned]
+
+
+def _chosen_rows(pool: Pool, config: DataConfig) -> Rows:
+    """The rows to deal, in random order: all, or as many as `examples` per client asks for."""
+    clients, examples = config.num_clients, config.examples_per_client
+    needed = clients * (examples or FEWEST_EXAMPLES)
+    if needed > len(pool.x):
+        raise UserError(
+            f"{clients} clients with {examples or FEWEST_EXAMPLES} examples need {needed}, and there are "
+            f"{len(pool.x)}: take fewer clients or fewer examples"
+        )
+    rows = np.concatenate(_class_rows(pool, config.seed))
+    shuffled: Rows = rows[Purpose.POOL_ORDER.order(config.seed, len(rows))]
+    return shuffled[:needed] if examples else shuffled
+
+
+def _class_rows(pool: Pool, seed: int) -> list[Rows]:
+    """The rows of each class, in an order that depends on the images and the seed alone.
+
+    Sorting by a hash of the pixels first makes the split independent of the order of the pool.
+    """
+    y = pool.y.numpy()
+    pixels = pool.x.reshape(len(y), -1).numpy().view(np.uint8)
+    by_pixels = np.argsort(np.array([hashlib.blake2b(row, digest_size=16).digest() for row in pixels]), kind="stable")
+    class_rows = []
+    for label in range(pool.num_classes or 0):
+        rows = by_pixels[y[by_pixels] == label]
+        class_rows.append(rows[Purpose.CLASS_ORDER.order(seed, len(rows), label)])
+    return class_rows
+
+
+def _cut_tests(pool: Pool, owned: list[Rows], config: DataConfig) -> tuple[list[Rows], list[Rows]]:
+    """Each client's rows cut into train and test by test_fraction."""
+    held_out = [
+        _held_out(pool, rows, config.test_fraction, Purpose.TEST_CUT.stream(i), config.seed)
+        for i, rows in enumerate(owned)
+    ]
+    return (
+        [rows[~held] for rows, held in zip(owned, held_out, strict=True)],
+        [rows[held] for rows, held in zip(owned, held_out, strict=True)],
+    )
+
+
+def _held_out(pool: Pool, rows: Rows, fraction: float, stream: int, seed: int) -> NDArray[np.bool_]:
+    """A mask of `fraction` of the rows, drawn at random within each label and evenly over the labels: (n,).
+
+    Of two rows or more, at least one is held out (unless fraction is 0) and at least one is left.
+    """
+    size = len(rows)
+    mask = np.zeros(size, dtype=np.bool_)
+    if fraction == 0 or size < 2:
+        return mask
+    held = min(max(rounded(fraction * size), 1), size - 1)
+    order, other = permutations(seed, stream, size, 0, 2)
+    if pool.num_classes is not None:
+        order = order[np.argsort(pool.y.numpy()[rows[order]], kind="stable")]
+    # Every (size / held)-th row in the order of labels, from a random start: each label gives its share within one.
+    steps = (np.arange(size + 1) * held + other[0]) // size
+    mask[order[np.diff(steps) > 0]] = True
+    return mask
+
+
+def _tensors(rows: list[Rows]) -> tuple[Tensor, ...]:
+    return tuple(torch.from_numpy(own) for own in rows)
+
+
+def _enough_blobs(config: DataConfig) -> Pool:
+    """Just as many blobs as the clients will be dealt."""
+    if config.by_label:
+        holders = np.bincount(client_labels(config, config.classes).reshape(-1)).max()
+        per_class = int(holders) * config.per_label[2]
+    else:
+        per_class = -(-config.num_clients * (config.examples or SYNTHETIC_EXAMPLES) // config.classes)
+    return blobs(per_class, config.classes, config.features, config.noise, config.seed)

@@ -69,7 +69,7 @@ class Shards:
         rows = torch.cat(indices)
         if not 0 <= int(rows.min()) <= int(rows.max()) < len(self.x):
             raise UserError(f"{name}: indices must lie between 0 and {len(self.x) - 1}, the rows of the pool")
-        if len(rows.unique()) < len(rows):
+        if len(torch.unique(rows)) < len(rows):
             raise UserError(f"{name} has an example twice: train, test and validation must not overlap")
 
     @classmethod
@@ -97,7 +97,9 @@ class Shards:
             raise UserError(f"{len(names)} names for {len(train)} clients: give one name for each client")
 
         train_arrays = [_check_pair(pair, f"{name}, train") for name, pair in zip(names, train, strict=True)]
-        test_arrays = [_check_pair(pair, f"{name}, test") for name, pair in zip(names, test or (), strict=bool(test))]
+        test_arrays = []
+        if test is not None:
+            test_arrays = [_check_pair(pair, f"{name}, test") for name, pair in zip(names, test, strict=True)]
         for name, (x, _) in zip(names, train_arrays, strict=True):
             if not len(x):
                 raise UserError(f"{name} has no training examples: leave it out or give it some")
@@ -105,8 +107,8 @@ class Shards:
         filled = [(x, y) for x, y in train_arrays + test_arrays if len(x)]
         pool_x, pool_y = _pool([x for x, _ in filled], [y for _, y in filled])
 
-        sizes = [len(x) for x, _ in train_arrays + test_arrays]
-        rows = torch.arange(len(pool_x)).split(sizes)
+        ends = np.cumsum([len(x) for x, _ in train_arrays + test_arrays])
+        rows = tuple(torch.from_numpy(own) for own in np.split(np.arange(len(pool_x)), ends[:-1]))
         empty = tuple(torch.empty(0, dtype=torch.int64) for _ in names)
         if not pool_y.is_floating_point() and num_classes is None:
             num_classes = int(pool_y.max()) + 1

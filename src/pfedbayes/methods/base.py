@@ -42,7 +42,7 @@ class Method:
 
     # Server
 
-    def init(self, theta: Tensor) -> State:
+    def init(self, theta: Tensor, num_clients: int) -> State:
         """Server state from the first parameters theta (T,)."""
         return theta
 
@@ -50,8 +50,8 @@ class Method:
         """What each of the clients (n,) receives, stacked along a new first axis."""
         return broadcast(server, len(clients))
 
-    def aggregate(self, server: State, uploads: State, sizes: Tensor) -> State:
-        """The next server state from stacked uploads (n, ...) of clients with `sizes` (n,) training examples."""
+    def aggregate(self, server: State, uploads: State, sizes: Tensor, clients: Tensor) -> State:
+        """The next server state from stacked uploads (n, ...) of the clients (n,) with `sizes` (n,) examples each."""
         return weighted_mean(uploads, sizes)
 
     # One client

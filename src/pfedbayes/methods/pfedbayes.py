@@ -76,11 +76,11 @@ class PFedBayes(Method):
         require(self.noise_std >= 0, f"noise_std must not be negative, got {self.noise_std}")
         require(self.personal_steps >= 1, f"personal_steps must be at least 1, got {self.personal_steps}")
 
-    def init(self, theta: Tensor) -> Tensor:
+    def init(self, theta: Tensor, num_clients: int) -> Tensor:
         """v^0: means theta, one rho for all."""
         return gaussian(theta, self.rho0)
 
-    def aggregate(self, server: Tensor, uploads: Tensor, sizes: Tensor) -> Tensor:
+    def aggregate(self, server: Tensor, uploads: Tensor, sizes: Tensor, clients: Tensor) -> Tensor:
         """v^{t+1} = (1 - beta) v^t + beta mean of the localized global models of S^t, each with weight 1/S."""
         equal = torch.ones_like(sizes)
         match self.server:

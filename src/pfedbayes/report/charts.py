@@ -2,13 +2,15 @@
 
 Colours are left to the page: an element of class c0 ... c7 draws in the current colour of that class, so that
 light, dark and printed pages share one drawing. Shapes and dashes tell the series apart without colour.
+Values that are not finite are left out; spreads that are not count as none.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
 WIDTH = 420
@@ -18,24 +20,24 @@ _CHARACTER = 6.4  # mean width of a character at the charts' font size of 12
 
 @dataclass(frozen=True)
 class Series:
-    """One line: y over x, with an optional half-width of a band around it. Non-finite values leave a gap."""
+    """One line: y over x, with the half-width of a band around it where the spread is not 0."""
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
-    spread: Sequence[float] | None = None
-    style: int = 0  # colour and marker
+    spread: Sequence[float]
+    style: int  # colour and marker
     dash: str = ""
     thin: bool = False
 
 
 @dataclass(frozen=True)
 class Group:
-    """One labelled place on a bar or dot chart, with a value (and perhaps a half-width) per series."""
+    """One labelled place on a bar or dot chart, with a value and its half-width (0 for none) per series."""
 
     label: str
     values: Sequence[float]
-    spreads: Sequence[float | None] = field(default=())
+    spreads: Sequence[float]
     note: str = ""
     strong: bool = False
 
@@ -47,9 +49,9 @@ def line_chart(title: str, series: Sequence[Series], *, x_label: str, y_label: s
     heights = [
         bound
         for line in series
-        for value, half in zip(line.y, line.spread or [0.0] * len(line.y), strict=True)
+        for value, spread in zip(line.y, line.spread, strict=True)
         if math.isfinite(value)
-        for bound in (value - _finite(half), value + _finite(half))
+        for bound in (value - _finite(spread), value + _finite(spread))
     ]
     if not heights:
         return _nothing_to_draw(title)
@@ -72,7 +74,7 @@ def line_chart(title: str, series: Sequence[Series], *, x_label: str, y_label: s
 
 def bar_chart(
     title: str,
-    names: Sequence[str],
+    series: Mapping[str, int],
     groups: Sequence[Group],
     *,
     value_label: str,
@@ -80,37 +82,38 @@ def bar_chart(
     end: float | None = None,
     compact: bool = False,
 ) -> str:
-    """Horizontal bars from zero, one bar per series and group; `end` fixes the end of the axis.
+    """Horizontal bars from zero, one bar per series (a label and its style) and group.
 
+    `end` fixes the end of the axis: a hard limit of the quantity, which whiskers do not cross either.
     The compact form is for small multiples: no legend, no printed values.
     """
-    legend, top = ([], 6) if compact else _legend([_swatch(name, i) for i, name in enumerate(names)])
+    legend, top = ([], 6) if compact else _legend([_swatch(*item) for item in series.items()])
     width = 300 if compact else WIDTH
     bar = 6 if compact else 11
-    pitch = max(bar * len(names) + (5 if compact else 9), 30 if any(group.note for group in groups) else 0)
+    pitch = max(bar * len(series) + (5 if compact else 9), 30 if any(group.note for group in groups) else 0)
     longest = max(max(len(group.label), 0.85 * len(group.note)) for group in groups)
     left, right = min(14 + _CHARACTER * longest, 170), width - (14 if compact else 48)
     values = [value for group in groups for value in group.values if math.isfinite(value)]
-    ticks = nice_ticks(min(0, *values, 0), end if end is not None else max(0, *values, 0), at_most=5)
+    ticks = nice_ticks(min([0, *values]), max([0, *values]) if end is None else end, at_most=5)
     across, bottom = _scale(ticks[0], ticks[-1], left, right), top + pitch * len(groups)
-    parts = [*legend]
-    for tick in ticks:
-        parts.append(_rule(across(tick), top, across(tick), bottom))
-    parts += _x_axis(ticks, across, bottom)
-    parts.append(_axis_title(value_label, (left + right) / 2, bottom + 36))
+    parts = [
+        *legend,
+        *(_rule(across(tick), top, across(tick), bottom) for tick in ticks),
+        *_x_axis(ticks, across, bottom),
+        _axis_title(value_label, (left + right) / 2, bottom + 36),
+    ]
     for row, group in enumerate(groups):
         middle = top + pitch * (row + 0.5)
         parts.append(_group_label(group, left - 8, middle))
-        first = middle - bar * len(names) / 2
-        for i, value in enumerate(group.values):
+        y = middle - bar * len(series) / 2 - bar
+        for name, style, value, spread in _bars(series, group):
+            y += bar
             if not math.isfinite(value):
                 continue
-            y, spread = first + i * bar, _spread(group, i)
             start, length = min(across(0), across(value)), abs(across(value) - across(0))
-            hint = _hint(f"{group.label}, {names[i]}: {_with_spread(value, spread)}")
+            hint = _hint(f"{group.label}, {name}: {_with_spread(value, spread)}")
             shape = f'x="{start:.1f}" y="{y + 0.75:.1f}" width="{length:.1f}" height="{bar - 1.5:.1f}"'
-            parts.append(f'<rect class="c{i} bar{i}" {shape} rx="1">{hint}</rect>')
-            # An axis with a fixed end is a hard limit of the quantity, for the whisker as well.
+            parts.append(f'<rect class="c{style} bar{style}" {shape} rx="1">{hint}</rect>')
             tip = across(min(value + spread, ticks[-1]))
             if spread:
                 low, y_mid = across(max(value - spread, ticks[0])), y + bar / 2
@@ -123,7 +126,7 @@ def bar_chart(
 
 def dot_chart(
     title: str,
-    names: Sequence[str],
+    series: Mapping[str, int],
     groups: Sequence[Group],
     *,
     value_label: str,
@@ -133,22 +136,22 @@ def dot_chart(
     values = [value for group in groups for value in group.values if math.isfinite(value)]
     if not values:
         return _nothing_to_draw(title)
-    legend, top = _legend([_dot_key(name, i) for i, name in enumerate(names)])
+    legend, top = _legend([_dot_key(*item) for item in series.items()])
     left, right, bottom = 54, WIDTH - 14, top + 230
     ticks = nice_ticks(min(values), max(values))
     across, up = _scale(-1, len(groups), left, right), _scale(ticks[0], ticks[-1], bottom, top)
     parts = [*legend, *_y_axis(ticks, up, left, right)]
     parts.append(_rule(left, bottom, right, bottom, "axis"))
-    order = f"{len(groups)} clients, in the order of “{names[0]}”"
+    order = f"{len(groups)} clients, in the order of “{next(iter(series))}”"
     parts.append(_axis_title(order, (left + right) / 2, bottom + 20))
     parts.append(_axis_title(value_label, 13, (top + bottom) / 2, turned=True))
     ranked = sorted(groups, key=lambda group: (not math.isfinite(group.values[0]), group.values[0]))
     for rank, group in enumerate(ranked):
-        for i, value in enumerate(group.values):
+        for name, style, value, spread in _bars(series, group):
             if math.isfinite(value):
-                hint = _hint(f"{group.label}, {names[i]}: {_with_spread(value, _spread(group, i))}")
-                dot = _marker(i, across(rank), up(value), 2.6)
-                parts.append(f'<g class="c{i}">{dot}{hint}</g>')
+                hint = _hint(f"{group.label}, {name}: {_with_spread(value, spread)}")
+                dot = _marker(style, across(rank), up(value), 2.6)
+                parts.append(f'<g class="c{style}">{dot}{hint}</g>')
     return _svg(title, description, bottom + 30, parts)
 
 
@@ -284,28 +287,25 @@ def _shorten(text: str, length: int) -> str:
 
 def _line(line: Series, across: Callable[[float], float], up: Callable[[float], float]) -> list[str]:
     parts = []
-    points = list(zip(line.x, line.y, line.spread or [0.0] * len(line.y), strict=True))
-    runs: list[list[tuple[float, float, float]]] = [[]]
-    for x, y, half in points:
-        if math.isfinite(y):
-            runs[-1].append((x, y, _finite(half)))
-        elif runs[-1]:
-            runs.append([])
-    for run in (run for run in runs if run):
-        if line.spread and not line.thin:
-            upper = [f"{across(x):.1f} {up(y + half):.1f}" for x, y, half in run]
-            lower = [f"{across(x):.1f} {up(y - half):.1f}" for x, y, half in reversed(run)]
+    points = [(x, y, _finite(spread)) for x, y, spread in zip(line.x, line.y, line.spread, strict=True)]
+    for finite, stretch in itertools.groupby(points, lambda point: math.isfinite(point[1])):
+        if not finite:
+            continue
+        piece = list(stretch)
+        if any(spread for _, _, spread in piece) and not line.thin:
+            upper = [f"{across(x):.1f} {up(y + spread):.1f}" for x, y, spread in piece]
+            lower = [f"{across(x):.1f} {up(y - spread):.1f}" for x, y, spread in reversed(piece)]
             parts.append(f'<path class="band" d="M{"L".join(upper + lower)}Z"/>')
         kind = "thin" if line.thin else "line"
-        path = "L".join(f"{across(x):.1f} {up(y):.1f}" for x, y, _ in run)
+        path = "L".join(f"{across(x):.1f} {up(y):.1f}" for x, y, _ in piece)
         dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
         parts.append(f'<path class="{kind}" d="M{path}"{dash}>{_hint(line.label)}</path>')
     if not line.thin:
         # Markers carry the values on hover; two dozen are enough to read and do not hide the line.
         every = math.ceil(len(points) / 24)
-        for x, y, half in points[::-every]:
+        for x, y, spread in points[::-every]:
             if math.isfinite(y):
-                hint = _hint(f"{line.label}, round {x:g}: {_with_spread(y, half)}")
+                hint = _hint(f"{line.label}, round {x:g}: {_with_spread(y, spread)}")
                 parts.append(f"<g>{_marker(line.style, across(x), up(y), 3)}{hint}</g>")
     return [f'<g class="c{line.style % COLOURS}">', *parts, "</g>"]
 
@@ -345,19 +345,19 @@ def _legend(keys: Sequence[tuple[str, str]]) -> tuple[list[str], float]:
         needed = 28 + _CHARACTER * len(shown)
         if x > 8 and x + needed > WIDTH:
             x, y = 8.0, y + 18
-        parts.append(
-            f'<g transform="translate({x:.0f} {y:.0f})">{sign}<text x="28" y="0">{escape(shown)}</text></g>'
-        )
+        parts.append(f'<g transform="translate({x:.0f} {y:.0f})">{sign}<text x="28" y="0">{escape(shown)}</text></g>')
         x += needed + 14
     return parts, y + 16
 
 
-def _spread(group: Group, i: int) -> float:
-    return _finite(group.spreads[i]) if i < len(group.spreads) else 0.0
+def _bars(series: Mapping[str, int], group: Group) -> Iterator[tuple[str, int, float, float]]:
+    """Label, style, value and spread of each series in a group."""
+    for (label, style), value, spread in zip(series.items(), group.values, group.spreads, strict=True):
+        yield label, style, value, _finite(spread)
 
 
-def _finite(value: float | None) -> float:
-    return value if value is not None and math.isfinite(value) else 0.0
+def _finite(spread: float) -> float:
+    return spread if math.isfinite(spread) else 0.0
 
 
 def _with_spread(value: float, spread: float) -> str:

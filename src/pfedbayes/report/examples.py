@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pfedbayes.report import charts, png
-from pfedbayes.report.tables import MODELS
+from pfedbayes.report.tables import MODELS, STYLE
 from pfedbayes.runs import Run
 
 _SURE = 0.9  # a label at least this probable is a sure answer
@@ -73,15 +73,15 @@ def _example(example: dict[str, Any]) -> Example:
     answers, client, label = _answers(example), str(example["client"]), example["label"]
     verdicts = [_words(model, answer) for model, answer in answers.items()]
     probabilities = np.array([answer["probabilities"] for answer in answers.values()], dtype=np.float64)
-    spreads = [answer.get("spread") or [None] * probabilities.shape[1] for answer in answers.values()]
+    spreads = np.array([answer["spread"] for answer in answers.values()], dtype=np.float64)
     chart = charts.bar_chart(
         f"Class probabilities for a test example of {client}, true label {label}",
-        list(answers),
+        {model: STYLE[model] for model in answers},
         [
             charts.Group(
                 label=f"✓ {k}" if k == label else str(k),
                 values=probabilities[:, k].tolist(),
-                spreads=[spread[k] for spread in spreads],
+                spreads=spreads[:, k].tolist(),
                 strong=k == label,
             )
             for k in _shown_classes(probabilities, label)
@@ -112,7 +112,7 @@ def _words(model: str, answer: dict[str, Any]) -> str:
 
 
 def _data_url(image: dict[str, Any] | None) -> str | None:
-    if not image:
+    if image is None or image["shape"][0] not in png.CHANNELS:
         return None
     encoded = png.encode(image["shape"], base64.b64decode(image["pixels"]))
     return "data:image/png;base64," + base64.b64encode(encoded).decode("ascii")

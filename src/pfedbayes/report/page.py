@@ -16,11 +16,10 @@ from pfedbayes import runs as run_folders
 from pfedbayes.config import to_toml
 from pfedbayes.errors import UserError
 from pfedbayes.report import charts, examples, tables, words
-from pfedbayes.report.tables import Estimate, Row
+from pfedbayes.report.tables import Estimate
 from pfedbayes.runs import Run
 
 _TITLE = {"personal": "Personal models", "shared": "Shared model"}
-_STYLE = {"personal": 0, "shared": 1}
 _DASHES = ("", "2 3", "8 4", "10 3 2 3")
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _MOST_BARS = 20  # clients that a bar chart still labels legibly
@@ -37,10 +36,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """An SVG drawing and what is to be said under it."""
+    """An SVG drawing, what stands above it and what is to be said under it."""
 
+    title: str
     svg: str
-    caption: str
+    caption: str = ""
 
 
 def write(folders: Sequence[Path], out: Path) -> Path:
@@ -84,32 +84,37 @@ def _run_context(run: Run, label: str) -> dict[str, Any]:
     names = tables.metric_names(run)
     return {
         "label": label,
-        "title": f"{run.info['method']['title']} on {run.config['data']['name']}",
+        "origin": f"Run {run.folder.resolve().name}, started {run.info['created'].replace('T', ' ')}",
+        "title": f"{run.info['method']['title']} on {_data_title(run)}",
         "status": _status(run),
-        "resume": f"pfedbayes run --resume --out {shlex.quote(str(run.folder))}",
+        "resume": f"pfedbayes run --resume --out {shlex.quote(str(run.folder))}" if run.summary is None else None,
         "lead": words.lead(run),
         "headline": _headline_table(run, names),
         "estimators": _estimator_table(run, names),
         "several_seeds": len(run.info["seeds"]) > 1,
+        "split": tables.split(run),
         "curves": [_curves(run, name) for name in _curve_metrics(names)],
         "clients_figure": _clients_figure(run, names[0]) if names else None,
         "clients": _client_table(run, names[0]) if names else None,
-        "fold_clients": len(run.info["clients"]) > _MOST_BARS,
         "reliability": list(_reliability(run)),
         "example_groups": examples.groups(run),
         "settings": to_toml(run.config),
         "facts": _facts(run),
-        "reproduce": f"pfedbayes run {shlex.quote(str(run.folder / run_folders.CONFIG))} --out again",
+        "reproduce": _reproduce(run),
     }
+
+
+def _reproduce(run: Run) -> str:
+    seeds = len(run.info["seeds"])
+    config = shlex.quote(str(run.folder / run_folders.CONFIG))
+    return f"pfedbayes run {config}{f' --seeds {seeds}' if seeds > 1 else ''} --out again"
 
 
 def _comparison_context(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Any]:
     """All that the template shows of several runs together."""
     return {
         "lead": words.compare(labels, runs),
-        "notes": [
-            f"{label}: {status}" for label, run in zip(labels, runs, strict=True) if (status := _status(run))
-        ],
+        "notes": [f"{label}: {status}" for label, run in zip(labels, runs, strict=True) if (status := _status(run))],
         "table": _comparison_table(runs, labels),
         "curves": [
             figure
@@ -131,9 +136,16 @@ def _curve_metrics(names: Sequence[str]) -> list[str]:
     return [name for name in names if name in ("accuracy", "rmse", "nll")] or list(names[:1])
 
 
+def _data_title(run: Run) -> str:
+    data = run.config["data"]
+    return " ".join(filter(None, [data["name"], data.get("size")]))
+
+
 def _status(run: Run) -> str | None:
     """What is missing from the run, or None."""
     records = tables.evaluated(run)
+    if not any(run.info["test_sizes"]):
+        return f"No client of this run has {tables.split(run)} data, so there are no numbers to show."
     if not records:
         return "No round of this run has been evaluated yet, so there are no numbers to show."
     if run.summary is not None:
@@ -192,36 +204,23 @@ def _comparison_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     names = _metric_names(runs)
     blocks = []
     for model in tables.MODELS:
-        rows = [
-            (label, run, row)
-            for label, run in zip(labels, runs, strict=True)
-            for row in tables.headline(run)
-            if row.model == model
-        ]
-        best = {name: _best(name, [row for _, _, row in rows]) for name in names}
+        leaders = tables.leaders(runs, model)
         lines = []
-        for label, run, row in rows:
-            means = [
-                f"{cell} ★" if row is best[name] else cell
-                for name, cell in zip(names, _cells(row.mean, names), strict=True)
-            ]
-            seconds = f"{run.summary['result']['seconds']:.1f}" if run.summary else "unfinished"
-            rounds = str(tables.evaluated(run)[-1]["round"])
-            lines.append((label, [*means, *_cells(row.worst, names[:1]), rounds, seconds]))
+        for i, run in enumerate(runs):
+            for row in tables.headline(run):
+                if row.model == model:
+                    means = [
+                        f"{cell} ★" if leaders.get(name) == i else cell
+                        for name, cell in zip(names, _cells(row.mean, names), strict=True)
+                    ]
+                    rounds = str(tables.evaluated(run)[-1]["round"])
+                    seconds = f"{run.summary['seconds']:.1f}" if run.summary else "unfinished"
+                    lines.append((labels[i], [*means, *_cells(row.worst, names[:1]), rounds, seconds]))
         if lines:
             blocks.append((_TITLE[model], lines))
-    worst = [f"worst client: {_head(name)}" for name in names[:1]]
+    worst = [f"worst client’s {_head(name)}" for name in names[:1]]
     heads = [*(_head(name) for name in names), *worst, "rounds", "seconds"]
     return Table("Mean over clients, and the worst client", heads, blocks)
-
-
-def _best(name: str, rows: Sequence[Row]) -> Row | None:
-    """The row with the best mean of a metric, where there is a choice."""
-    finite = [row for row in rows if name in row.mean and math.isfinite(row.mean[name].value)]
-    if len(finite) < 2 or tables.metric(name).nominal is not None:
-        return None
-    best = max if tables.metric(name).larger_is_better else min
-    return best(finite, key=lambda row: row.mean[name].value)
 
 
 def _differing_settings(runs: Sequence[Run], labels: Sequence[str]) -> Table:
@@ -242,8 +241,9 @@ def _curves(run: Run, name: str) -> Figure:
         for i, estimator in enumerate(estimators):
             label = f"{model}, {tables.estimator_title(estimator)}" if len(estimators) > 1 else model
             dash = _DASHES[i % len(_DASHES)]
-            series.append(_series(run, model, estimator, name, label, _STYLE[model], dash, thin=i > 0))
-    return Figure(_line_chart(f"{tables.metric(name).label} by round", name, series), _best_rounds(run, name))
+            series.append(_series(run, model, estimator, name, label, tables.STYLE[model], dash, thin=i > 0))
+    title = f"{tables.metric(name).label} by round"
+    return Figure(title, _line_chart(title, name, series), _best_rounds(run, name))
 
 
 def _overlaid_curves(runs: Sequence[Run], labels: Sequence[str], model: str, name: str) -> Figure | None:
@@ -254,8 +254,8 @@ def _overlaid_curves(runs: Sequence[Run], labels: Sequence[str], model: str, nam
         for row in tables.headline(run)
         if row.model == model and name in row.mean
     ]
-    title = f"{_TITLE[model]}: {tables.metric(name).label}"
-    return Figure(_line_chart(title, name, series), title) if series else None
+    title = f"{_TITLE[model]}: {tables.metric(name).label} by round"
+    return Figure(title, _line_chart(title, name, series)) if series else None
 
 
 def _series(
@@ -311,38 +311,39 @@ def _clients_figure(run: Run, name: str) -> Figure:
         group = charts.Group(
             label=str(client),
             values=[estimates[i].value for estimates in by_model],
-            spreads=[estimates[i].std for estimates in by_model],
+            spreads=[estimates[i].std or 0.0 for estimates in by_model],
             note=" · ".join(part for part in (_client_labels(run, i), sizes) if part),
         )
         groups.append(group)
-    title, names = f"{metric.label} of each client", [_TITLE[model].lower() for model in shown]
+    title, series = f"{metric.label} of each client", {_TITLE[model].lower(): tables.STYLE[model] for model in shown}
     description = f"{metric.label} of {len(groups)} clients at the last evaluated round; the table has the numbers."
     if len(groups) > _MOST_BARS:
-        svg = charts.dot_chart(title, names, groups, value_label=_axis(name), description=description)
-        return Figure(svg, "Point at a dot for its client and value.")
+        svg = charts.dot_chart(title, series, groups, value_label=_axis(name), description=description)
+        return Figure(title, svg, "Point at a dot for its client and value.")
     end = 100 if metric.unit == "%" else None
-    svg = charts.bar_chart(title, names, groups, value_label=_axis(name), description=description, end=end)
+    svg = charts.bar_chart(title, series, groups, value_label=_axis(name), description=description, end=end)
     labels = "its labels, then " if info["labels"] else ""
     whiskers = " Whiskers: ± one standard deviation over seeds." if len(info["seeds"]) > 1 else ""
-    return Figure(svg, f"Under each name: {labels}its training / test examples.{whiskers}")
+    return Figure(title, svg, f"Under each name: {labels}its training / {tables.split(run)} examples.{whiskers}")
 
 
 def _client_table(run: Run, name: str) -> Table:
     shown, info = tables.models(run), run.info
     by_model = [tables.per_client(run, model, name) for model in shown]
-    rows = [
-        (
-            str(client),
-            [
-                _client_labels(run, i),
-                f"{info['train_sizes'][i]:,}",
-                f"{info['test_sizes'][i]:,}",
-                *(tables.text(name, estimates[i]) for estimates in by_model),
-            ],
-        )
-        for i, client in enumerate(info["clients"])
-    ]
-    return Table(_head(name), ["labels", "train", "test", *shown], [("", rows)])
+    order = list(range(len(info["clients"])))
+    caption = _head(name)
+    if len(order) > _MOST_BARS:
+        sign = 1 if tables.metric(name).larger_is_better else -1
+        order.sort(key=lambda i: (not math.isnan(by_model[0][i].value), sign * by_model[0][i].value))
+        caption += f", worst {shown[0]} first"
+    rows = []
+    for i in order:
+        labels = [_client_labels(run, i)] if info["labels"] else []
+        sizes = [f"{info['train_sizes'][i]:,}", f"{info['test_sizes'][i]:,}"]
+        cells = [tables.text(name, estimates[i]) for estimates in by_model]
+        rows.append((str(info["clients"][i]), [*labels, *sizes, *cells]))
+    heads = [*(["labels"] if info["labels"] else []), "train", tables.split(run), *shown]
+    return Table(caption, heads, [("", rows)])
 
 
 def _reliability(run: Run) -> Iterator[Figure]:
@@ -352,27 +353,25 @@ def _reliability(run: Run) -> Iterator[Figure]:
             svg = charts.reliability_chart(
                 f"Reliability of the {_TITLE[model].lower()}",
                 *(tables.numbers(bins[key]).tolist() for key in ("confidence", "accuracy", "count")),
-                style=_STYLE[model],
+                style=tables.STYLE[model],
                 description=f"Expected calibration error {ece:.3f} over {sum(bins['count']):,.0f} predictions.",
             )
-            yield Figure(svg, f"{_TITLE[model]}: ECE {ece:.3f} with all predictions pooled.")
+            yield Figure(f"{_TITLE[model]}: ECE {ece:.3f} over all predictions", svg)
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
     """What a reader needs to judge and repeat the run, besides its settings."""
     info = run.info
-    result = run.summary["result"] if run.summary else {}
-    sizes = f"{sum(info['train_sizes']):,} training and {sum(info['test_sizes']):,} test examples"
+    sizes = f"{sum(info['train_sizes']):,} training and {sum(info['test_sizes']):,} {tables.split(run)} examples"
     facts = {
-        "started": info["created"],
         "pfedbayes": info["version"],
         "commit": info["commit"],
         "seeds": ", ".join(str(seed) for seed in info["seeds"]),
         "clients": f"{len(info['clients'])}, with {sizes}",
         "parameters": f"{info['num_params']:,}",
-        "rounds": result.get("rounds"),
-        "seconds": result.get("seconds"),
+        "rounds": run.summary and run.summary["rounds"],
+        "seconds": run.summary and f"{run.summary['seconds']:.1f}",
         **info["hardware"],
         **{f"plan: {key}": value for key, value in info["plan"].items()},
     }
-    return [(key.replace("_", " "), str(value)) for key, value in facts.items() if value is not None]
+    return [(key.replace("_gb", ", GB"), str(value)) for key, value in facts.items() if value is not None]

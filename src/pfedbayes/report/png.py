@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-_COLOUR_TYPE = {1: 0, 3: 2}  # channels -> greyscale or RGB, as PNG numbers them
+CHANNELS = (1, 3)  # greyscale and RGB
 
 
 def encode(shape: Sequence[int], pixels: bytes) -> bytes:
@@ -18,7 +18,7 @@ def encode(shape: Sequence[int], pixels: bytes) -> bytes:
     # Every row starts with the number of its filter; 0 means none.
     scanlines = np.zeros((height, 1 + width * channels), np.uint8)
     scanlines[:, 1:] = rows.reshape(height, width * channels)
-    header = struct.pack(">IIBBBBB", width, height, 8, _COLOUR_TYPE[channels], 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
     return (
         b"\x89PNG\r\n\x1a\n"
         + _chunk(b"IHDR", header)

@@ -6,6 +6,7 @@ The report and the command line print the same rows, so both take them from here
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from pfedbayes.runs import Run
 
 MODELS = ("personal", "shared")
+STYLE = {"personal": 0, "shared": 1}  # the same colour and shape in every chart
 Floats = NDArray[np.float64]
 
 
@@ -93,7 +95,9 @@ def split(run: Run) -> str:
 
 
 def evaluated(run: Run) -> list[dict[str, Any]]:
-    """The logged rounds in which at least one model was evaluated."""
+    """The logged rounds in which a model was scored; none if no client has anything to be scored on."""
+    if not any(run.info["test_sizes"]):
+        return []
     return [record for record in run.rounds if any(record.get(model) for model in MODELS)]
 
 
@@ -127,6 +131,28 @@ def headline(run: Run) -> list[Row]:
 def every_estimator(run: Run) -> list[Row]:
     """One row per model and estimator, at the last evaluated round."""
     return [_row(run, model, estimator) for model in models(run) for estimator in estimators(run, model)]
+
+
+def comparable(runs: Sequence[Run]) -> bool:
+    """Whether all runs were scored on the same data."""
+    return all((run.config["data"], split(run)) == (runs[0].config["data"], split(runs[0])) for run in runs)
+
+
+def leaders(runs: Sequence[Run], model: str) -> dict[str, int]:
+    """Per metric, the index of the run with the best mean: among finished ones, and only where they compare."""
+    if not comparable(runs):
+        return {}
+    rows = {
+        i: row for i, run in enumerate(runs) if run.summary is not None for row in headline(run) if row.model == model
+    }
+    best = {}
+    for name in dict.fromkeys(name for row in rows.values() for name in row.mean):
+        means = {i: row.mean[name].value for i, row in rows.items() if name in row.mean}
+        finite = [i for i, mean in means.items() if math.isfinite(mean)]
+        if len(finite) > 1 and metric(name).nominal is None:
+            choose = max if metric(name).larger_is_better else min
+            best[name] = choose(finite, key=means.__getitem__)
+    return best
 
 
 def curve(run: Run, model: str, estimator: str, name: str) -> list[tuple[int, Estimate]]:

@@ -27,30 +27,21 @@ def lead(run: Run) -> list[str]:
 
 
 def compare(labels: Sequence[str], runs: Sequence[Run]) -> list[str]:
-    """Which run is best, per model, by the first metric of the logs, if they agree on it."""
-    names = {tables.metric_names(run)[0] for run in runs if tables.headline(run)}
-    if len(names) != 1:
-        return []
-    name = names.pop()
-    sign = -1 if tables.metric(name).larger_is_better else 1
+    """Which run is best, per model, by the first metric that ranks them."""
+    if not tables.comparable(runs):
+        return ["These runs were not scored on the same data, so none is called the best."]
     sentences = []
     for model in tables.MODELS:
-        found = [
-            (label, row.mean[name])
-            for label, run in zip(labels, runs, strict=True)
-            for row in tables.headline(run)
-            if row.model == model and math.isfinite(row.mean[name].value)
-        ]
-        if len(found) > 1:
-            label, best = min(found, key=lambda pair: sign * pair[1].value)
-            sentences.append(f"Best {_TITLE[model]}: {label}, {_label(name)} {amount(name, best)}.")
+        for name, i in list(tables.leaders(runs, model).items())[:1]:
+            (row,) = [row for row in tables.headline(runs[i]) if row.model == model]
+            best = f"{labels[i]}, {_label(name)} {amount(name, row.mean[name])}"
+            sentences.append(f"Best {_TITLE[model]}: {best}.")
     return sentences
 
 
 def amount(name: str, estimate: Estimate) -> str:
-    """A number with its unit."""
-    unit = tables.metric(name).unit
-    return tables.text(name, estimate) + (f" {unit}" if unit else "")
+    """A number with its unit, kept on one line."""
+    return f"{tables.text(name, estimate)} {tables.metric(name).unit}".strip().replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def calibration(ece: float) -> str:
@@ -64,7 +55,7 @@ def calibration(ece: float) -> str:
 def _how_good(run: Run, name: str, rows: Sequence[Row]) -> str:
     numbers = " and ".join(f"{amount(name, row.mean[name])} for the {_TITLE[row.model]}" for row in rows)
     last = tables.evaluated(run)[-1]["round"]
-    start = f"After {last} rounds the mean {_label(name)} over all {tables.split(run)} examples is {numbers}"
+    start = f"After {last} rounds the mean {_label(name)} over clients is {numbers}"
     if len(rows) < 2:
         return f"{start}."
     personal, shared = (row.mean[name].value for row in rows)
@@ -104,7 +95,7 @@ def _how_calibrated(run: Run, rows: Sequence[Row]) -> str:
         lean = ""
         if bins and ece > 0.02:
             lean = f", erring towards too {'much' if tables.overconfidence(bins) > 0 else 'little'} confidence"
-        judged = f"{calibration(ece)}{lean} (ECE {tables.text('ece', row.mean['ece'])})"
+        judged = f"{calibration(ece)}{lean} (ECE\N{NO-BREAK SPACE}{amount('ece', row.mean['ece'])})"
         clauses.append(f"the {_TITLE[row.model]} {verb} {judged}")
     sentence = "; ".join(clauses)
     return f"{sentence[0].upper()}{sentence[1:]}."

@@ -1,0 +1,179 @@
+"""A small federation whose data can tell right from wrong, and its training as plain loops over clients."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pfedbayes.data import Shards, positions
+from pfedbayes.engine import Federation, Plan, Step, Training, client_round
+from pfedbayes.likelihoods import Classification, Likelihood
+from pfedbayes.methods import Method
+from pfedbayes.methods.base import Shard
+from pfedbayes.nets import Batch, Model, Net, mlp
+from pfedbayes.streams import Purpose, choose, key, normal
+from pfedbayes.trees import leaves, pick, stack, tree_map
+
+SIZES = (23, 4, 11, 7, 16)  # unequal; the second client has less than a batch
+TEST_SIZES = (9, 5, 8, 13, 4)
+TRAINING = Training(rounds=3, local_steps=4, batch_size=6, participants=3, seed=3)
+EXACT = Plan(dtype="float64", threads=1)
+CPU = torch.device("cpu")
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def make_shards(
+    sizes: tuple[int, ...] = SIZES, test_sizes: tuple[int, ...] = TEST_SIZES, features: int = 3, classes: int = 3
+) -> Shards:
+    """Noisy linear classes on inputs of both signs; the rows of a client lie scattered in the pool."""
+    total = sum(sizes) + sum(test_sizes)
+    x = randn(total, features, seed=1)
+    y = (x @ randn(features, classes, seed=2) + randn(total, classes, seed=3)).argmax(-1)
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(4))
+    rows = order.split([*sizes, *test_sizes])
+    return Shards(
+        x=x,
+        y=y,
+        train=rows[: len(sizes)],
+        test=rows[len(sizes) :],
+        validation=tuple(torch.empty(0, dtype=torch.int64) for _ in sizes),
+        names=tuple(f"site {i}" for i in range(len(sizes))),
+        num_classes=classes,
+    )
+
+
+def make_model(module: nn.Module | None = None, likelihood: Likelihood | None = None) -> Model:
+    """A tanh net: units never die, so that every weight has a gradient and rounding stays rounding."""
+    return Model(Net(module or mlp([3, 4, 3], "tanh")), likelihood or Classification())
+
+
+def federation(method: Method, training: Training = TRAINING, plan: Plan = EXACT, **others: Any) -> Federation:
+    settings = {"shards": make_shards(), "model": make_model(), "training": training, "plan": plan} | others
+    return Federation(method=method, **settings)
+
+
+def trained(method: Method, rounds: int = TRAINING.rounds, **others: Any) -> Federation:
+    """A federation after so many rounds."""
+    result = federation(method, **others)
+    for _ in result.rounds(rounds):
+        pass
+    return result
+
+
+def client_steps(
+    shards: Shards, model: Model, method: Method, training: Training, client: int, round: int, cursor: int
+) -> list[Step]:
+    """Batches and noise of one client's round from their names alone: real rows, nothing padded."""
+    rows = shards.train[client]
+    batch_size = min(training.batch_size, len(rows))
+    batches = []
+    for k in range(training.local_steps * method.batches_per_step):
+        taken = rows[positions(training.seed, client, len(rows), cursor + k * batch_size, batch_size)]
+        batches.append(Batch(shards.x[taken], shards.y[taken], torch.ones(batch_size, dtype=torch.float64)))
+    shape = method.noise_shape(model.net.num_params)
+    steps = []
+    for r in range(training.local_steps):
+        name = key(training.seed, Purpose.TRAINING, round, client, r)
+        own = batches[r * method.batches_per_step : (r + 1) * method.batches_per_step]
+        steps.append((tuple(own), normal(shape, name, torch.float64, CPU)))
+    return steps
+
+
+class Alone(NamedTuple):
+    """What `train_alone` ends with; uploads are those of the last round."""
+
+    server: Any
+    clients: dict[int, Any]
+    uploads: dict[int, Any]
+
+
+def first_server(method: Method, shards: Shards, model: Model, seed: int) -> Any:
+    theta = model.net.init(key(seed, Purpose.INIT), method.default_init)
+    return method.init(theta.double(), len(shards.train))
+
+
+def train_alone(
+    method: Method,
+    rounds: int,
+    training: Training = TRAINING,
+    shards: Shards | None = None,
+    model: Model | None = None,
+) -> Alone:
+    """The whole federation in float64, one client at a time by client_round: no client axis, no padding, no engine."""
+    shards, model = shards or make_shards(), model or make_model()
+    num_clients = len(shards.train)
+    sizes = torch.tensor([len(rows) for rows in shards.train], dtype=torch.float64)
+    server = first_server(method, shards, model, training.seed)
+    clients: dict[int, Any] = {}
+    uploads: dict[int, Any] = {}
+    cursors = [0] * num_clients
+    for round in range(1, rounds + 1):
+        chosen = choose(training.seed, round, num_clients, training.participants or num_clients)
+        everybody = (training.train or method.who_trains) == "all"
+        uploads = {}
+        for i in range(num_clients) if everybody else chosen.tolist():
+            received = pick(method.download(server, torch.tensor([i])), 0)
+            steps = client_steps(shards, model, method, training, i, round, cursors[i])
+            client = clients[i] if i in clients else method.enrol(received)
+            clients[i], uploads[i] = client_round(method, model, client, received, Shard(sizes[i]), steps)
+            cursors[i] += sum(int(batch.size) for batches, _ in steps for batch in batches)
+        received_uploads = stack([uploads[i] for i in chosen.tolist()])
+        server = method.aggregate(server, received_uploads, sizes[chosen], torch.from_numpy(chosen))
+    return Alone(server, clients, uploads)
+
+
+class Inputs(NamedTuple):
+    """The arguments of client_round for all clients at once."""
+
+    client: Any
+    received: Any
+    shard: Shard
+    steps: list[Step]
+
+
+def _pad(batch: Batch, width: int, filler: float) -> Batch:
+    missing = width - len(batch.weight)
+    x = torch.cat([batch.x, torch.full((missing, *batch.x.shape[1:]), filler, dtype=batch.x.dtype)])
+    y = torch.cat([batch.y, torch.full((missing, *batch.y.shape[1:]), int(filler) % 3, dtype=batch.y.dtype)])
+    return Batch(x, y, torch.cat([batch.weight, torch.zeros(missing, dtype=batch.weight.dtype)]))
+
+
+def stacked_inputs(method: Method, filler: float = 0.0, shards: Shards | None = None) -> Inputs:
+    """The first round of all clients, small batches filled up with rows of `filler`."""
+    shards, model = shards or make_shards(), make_model()
+    server = first_server(method, shards, model, TRAINING.seed)
+    received = method.download(server, torch.arange(len(SIZES)))
+    client = stack([method.enrol(pick(received, i)) for i in range(len(SIZES))])
+    each = [client_steps(shards, model, method, TRAINING, i, 1, 0) for i in range(len(SIZES))]
+    steps = []
+    for parts in zip(*each, strict=True):
+        padded = [tuple(_pad(batch, TRAINING.batch_size, filler) for batch in batches) for batches, _ in parts]
+        steps.append((stack(padded), torch.stack([noise for _, noise in parts])))
+    return Inputs(client, received, Shard(torch.tensor(SIZES, dtype=torch.float64)), steps)
+
+
+def one_of(inputs: Inputs, i: int) -> Inputs:
+    """The arguments for one client alone, padding included."""
+    steps = [(pick(batches, i), noise[i]) for batches, noise in inputs.steps]
+    return Inputs(pick(inputs.client, i), pick(inputs.received, i), pick(inputs.shard, i), steps)
+
+
+def copy(tree: Any) -> Any:
+    return tree_map(torch.clone, tree)
+
+
+def same_bits(left: Any, right: Any) -> bool:
+    """Whether two trees are equal to the last bit."""
+    return all(torch.equal(a, b) for a, b in zip(leaves(left), leaves(right), strict=True))
+
+
+def difference(left: Any, right: Any) -> float:
+    """The largest deviation between two trees, relative to the largest entry of each leaf; NaN if there is any."""
+    gaps = [torch.zeros((), dtype=torch.float64)]
+    for a, b in zip(leaves(left), leaves(right), strict=True):
+        assert a.shape == b.shape
+        gaps.append((a.double() - b.double()).abs().max() / b.double().abs().max().clamp_min(1e-300))
+    return float(torch.stack(gaps).max())

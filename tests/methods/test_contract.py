@@ -1,0 +1,227 @@
+"""What every method in METHODS has to keep. A new method is covered by being listed there."""
+
+import dataclasses
+
+import pytest
+import torch
+from federations import (
+    EXACT,
+    SIZES,
+    TRAINING,
+    Inputs,
+    copy,
+    difference,
+    federation,
+    make_model,
+    make_shards,
+    one_of,
+    same_bits,
+    stacked_inputs,
+    train_alone,
+    trained,
+)
+from safetensors.torch import load, save
+
+from pfedbayes.engine import client_round
+from pfedbayes.errors import Diverged
+from pfedbayes.methods import METHODS
+from pfedbayes.streams import choose
+from pfedbayes.trees import finite_rows, leaves, pick, tree_map
+
+ROUNDING = 1e-10
+PLANS = {
+    "vmap": EXACT,
+    "loop": dataclasses.replace(EXACT, over="loop"),
+    "vmap-chunk1": dataclasses.replace(EXACT, chunk=1),
+    "vmap-chunk3": dataclasses.replace(EXACT, chunk=3),
+    "loop-chunk3": dataclasses.replace(EXACT, over="loop", chunk=3),
+}
+
+
+@pytest.fixture(params=METHODS)
+def method(request):
+    return METHODS[request.param]()
+
+
+def run_together(method, inputs):
+    return client_round(method, make_model(), *inputs, over=torch.func.vmap)
+
+
+def run_alone(method, inputs):
+    return client_round(method, make_model(), *inputs)
+
+
+def as_float32(leaf):
+    return leaf.float() if leaf.is_floating_point() else leaf
+
+
+def states(result):
+    """Server states and, by number, the clients' states of a federation."""
+    return result.servers, {member: pick(result.population.get([member]), 0) for member in result.population.row}
+
+
+@pytest.mark.parametrize("who", ["all", "chosen"])
+@pytest.mark.parametrize("plan", PLANS)
+def test_together_in_turn_in_chunks_and_alone_agree(method, who, plan):
+    training = dataclasses.replace(TRAINING, train=who)
+    (server,), clients = states(trained(method, training=training, plan=PLANS[plan]))
+    alone = train_alone(method, TRAINING.rounds, training)
+    assert difference(server, alone.server) < ROUNDING
+    assert clients.keys() == alone.clients.keys()
+    for i, client in clients.items():
+        assert difference(client, alone.clients[i]) < ROUNDING
+
+
+def test_a_round_moves_every_model(method):
+    inputs = stacked_inputs(method)
+    client, upload = run_together(method, inputs)
+    for before, after in ((inputs.received, upload), (inputs.client, client)):
+        for a, b in zip(leaves(before), leaves(after), strict=True):
+            assert (a != b).view(len(SIZES), -1).any(1).all()
+
+
+def test_one_client_alone_is_one_row_of_all_together(method):
+    inputs = stacked_inputs(method)
+    together = run_together(method, inputs)
+    for i in range(len(SIZES)):
+        assert difference(pick(together, i), run_alone(method, one_of(inputs, i))) < ROUNDING
+
+
+def test_what_fills_up_small_batches_changes_nothing(method):
+    plain = run_together(method, stacked_inputs(method, filler=0.0))
+    assert same_bits(plain, run_together(method, stacked_inputs(method, filler=-1000.0)))
+
+
+def test_nan_in_one_clients_data_stays_with_that_client(method):
+    shards = make_shards()
+    clean = run_together(method, stacked_inputs(method, shards=shards))
+    shards.x[shards.train[2]] = torch.nan
+    poisoned = run_together(method, stacked_inputs(method, shards=shards))
+    assert finite_rows(poisoned).tolist() == [True, True, False, True, True]
+    others = [0, 1, 3, 4]
+    assert same_bits(pick(poisoned, others), pick(clean, others))
+
+
+@pytest.mark.parametrize("who", ["all", "chosen"])
+@pytest.mark.parametrize("last_good", [0, 1])
+def test_divergence_names_round_and_client_and_leaves_everything_as_it_was(method, who, last_good):
+    training = dataclasses.replace(TRAINING, train=who, participants=2)
+    bad = int(choose(training.seed, last_good + 1, len(SIZES), 2)[-1])
+    shards = make_shards()
+    broken = federation(method, training=training, shards=shards)
+    for _ in range(last_good):
+        broken.train_round()
+    broken.x[shards.train[bad]] = torch.nan
+    before = {name: tensor.clone() for name, tensor in broken.tensors().items()}
+
+    with pytest.raises(Diverged, match=rf"round {last_good + 1}: site {bad} "):
+        broken.train_round()
+    after = broken.tensors()
+    assert broken.round == last_good
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_functions_are_pure(method):
+    inputs = stacked_inputs(method)
+    kept = copy((inputs.client, inputs.received, inputs.shard)), [copy(step) for step in inputs.steps]
+    first, second = run_together(method, inputs), run_together(method, inputs)
+    assert same_bits(first, second)
+    assert same_bits((inputs.client, inputs.received, inputs.shard), kept[0])
+    assert all(same_bits(step, old) for step, old in zip(inputs.steps, kept[1], strict=True))
+
+    upload, ids = first[1], torch.arange(len(SIZES))
+    server, sizes = pick(inputs.received, 0), inputs.shard.size
+    old_server, old_upload = copy(server), copy(upload)
+    merged = [method.aggregate(server, upload, sizes, ids) for _ in range(2)]
+    assert same_bits(*merged)
+    assert same_bits((server, upload), (old_server, old_upload))
+
+
+def test_equal_settings_give_equal_bits_and_another_seed_gives_others(method):
+    first, second = trained(method), trained(method)
+    assert same_bits(first.servers, second.servers)
+    other = trained(method, training=dataclasses.replace(TRAINING, seed=4))
+    assert not same_bits(first.servers, other.servers)
+
+
+@pytest.mark.parametrize("who", ["all", "chosen"])
+@pytest.mark.parametrize("plan", ["vmap", "loop"])
+def test_state_survives_the_disk_and_goes_on_to_the_same_bits(method, who, plan):
+    settings = {"training": dataclasses.replace(TRAINING, train=who), "plan": PLANS[plan]}
+    whole = trained(method, rounds=4, **settings)
+    first = trained(method, rounds=2, **settings)
+    second = federation(method, **settings)
+    second.restore(load(save(first.tensors())), round=2)
+    for _ in second.rounds(4):
+        pass
+    expected, actual = whole.tensors(), second.tensors()
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+
+
+def test_saved_state_is_a_copy_that_later_rounds_leave_alone(method):
+    going = trained(method, rounds=2, training=dataclasses.replace(TRAINING, train="chosen"))
+    saved = going.tensors()
+    kept = {name: tensor.clone() for name, tensor in saved.items()}
+    going.train_round()
+    assert all(torch.equal(saved[name], kept[name]) for name in kept)
+
+
+def test_clients_are_enrolled_when_first_chosen(method):
+    training = dataclasses.replace(TRAINING, train="chosen", participants=2)
+    running, met = federation(method, training=training), []
+    for round in running.rounds():
+        met += [i for i in choose(training.seed, round, len(SIZES), 2).tolist() if i not in met]
+        assert running.tensors()["enrolled"].tolist() == met
+    assert 2 < len(met)
+
+
+@pytest.mark.parametrize("who", ["all", "chosen"])
+def test_several_seeds_at_once_are_the_separate_runs(method, who):
+    seeds, training = (3, 8, 1), dataclasses.replace(TRAINING, train=who)
+    together_servers, together_clients = states(trained(method, training=training, seeds=seeds))
+    for s, seed in enumerate(seeds):
+        single = trained(method, training=dataclasses.replace(training, seed=seed))
+        (server,), clients = states(single)
+        assert difference(together_servers[s], server) < ROUNDING
+        for i, client in clients.items():
+            assert difference(together_clients[s * len(SIZES) + i], client) < ROUNDING
+
+
+def test_predictions_come_as_a_stack_of_outputs(method):
+    result = trained(method, rounds=1)
+    x = torch.zeros(7, 3, dtype=torch.float64)
+    for which in result.models():
+        assert result.predict(which, 0, x, samples=None).shape == (1, 7, 3)
+        assert result.predict(which, 0, x, samples=4).shape == (4 if method.stochastic else 1, 7, 3)
+
+
+def test_evaluation_has_every_client_and_none_for_a_model_the_method_lacks(method):
+    scores = trained(method, rounds=1, training=dataclasses.replace(TRAINING, participants=1)).evaluate(samples=3)
+    assert set(scores) == {"personal", "shared"}
+    for which in scores:
+        assert (scores[which] is not None) == getattr(method, which)
+        for estimator in (scores[which] or {}).values():
+            for values in estimator.values():
+                assert torch.tensor(values).shape == (1, len(SIZES))
+                assert torch.tensor(values).isfinite().all()
+
+
+def test_float32_agrees_loosely_with_float64(method):
+    inputs = stacked_inputs(method)
+    client, received, shard = tree_map(as_float32, (inputs.client, inputs.received, inputs.shard))
+    rough = run_together(method, Inputs(client, received, shard, [tree_map(as_float32, step) for step in inputs.steps]))
+    assert {leaf.dtype for leaf in leaves(rough)} <= {torch.float32, torch.int64}
+    assert difference(rough, run_together(method, inputs)) < 1e-4
+
+
+def test_fields_are_plain_frozen_values(method):
+    assert dataclasses.replace(method) == method
+    assert hash(method) == hash(dataclasses.replace(method))
+    assert all(isinstance(value, int | float | bool | str | None) for value in dataclasses.asdict(method).values())
+    assert method.title
+    assert method.reference
+    assert method.learns
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        method.title = "another"

@@ -1,0 +1,159 @@
+import math
+
+import pytest
+import torch
+from torch.distributions import Categorical, MixtureSameFamily, Normal
+from torch.testing import assert_close
+from torchmetrics.functional.classification import multiclass_accuracy, multiclass_calibration_error
+
+from pfedbayes.likelihoods import Classification, Regression
+from pfedbayes.metrics import (
+    BINS,
+    METRICS,
+    Reliability,
+    accuracy,
+    brier,
+    ece,
+    entropy,
+    log_average,
+    mutual_information,
+    nll,
+    reliability,
+    scores,
+)
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.fixture(params=[(3, 2), (10, 1), (10, 10)], ids=lambda p: f"{p[0]}classes-{p[1]}draws")
+def logits(request):
+    classes, draws = request.param
+    return 2 * randn(draws, 500, classes)
+
+
+@pytest.fixture
+def y(logits):
+    """Labels that are right about half of the time."""
+    guess = logits.mean(0).argmax(-1)
+    return torch.where(torch.arange(500) % 2 == 0, guess, torch.arange(500) % logits.shape[-1])
+
+
+@pytest.fixture
+def probs(logits):
+    return logits.softmax(-1).mean(0)
+
+
+def test_average_is_the_mean_of_the_probabilities(logits, probs):
+    assert_close(log_average(logits).exp(), probs)
+    assert_close(log_average(logits).exp().sum(-1), torch.ones(500, dtype=torch.float64))
+
+
+def test_average_of_extreme_logits_stays_finite():
+    logits = torch.tensor([[[1e4, 0.0]], [[0.0, 1e4]]])
+    assert_close(log_average(logits).exp(), torch.tensor([[0.5, 0.5]]))
+
+
+def test_accuracy_agrees_with_torchmetrics(logits, probs, y):
+    expected = 100 * multiclass_accuracy(probs, y, num_classes=probs.shape[-1], average="micro")
+    assert float(accuracy(log_average(logits), y)) == pytest.approx(float(expected))
+
+
+def test_ece_agrees_with_torchmetrics(logits, probs, y):
+    expected = multiclass_calibration_error(probs, y, num_classes=probs.shape[-1], n_bins=BINS, norm="l1")
+    assert float(expected) > 0.01
+    assert float(ece(reliability(log_average(logits), y))) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_nll_and_brier_by_hand(logits, probs, y):
+    squares = [
+        sum((float(p[c]) - float(c == label)) ** 2 for c in range(len(p))) for p, label in zip(probs, y, strict=True)
+    ]
+    logs = [-math.log(float(p[label])) for p, label in zip(probs, y, strict=True)]
+    assert float(brier(log_average(logits), y)) == pytest.approx(sum(squares) / 500)
+    assert float(nll(log_average(logits), y)) == pytest.approx(sum(logs) / 500)
+
+
+def test_scores_are_the_named_metrics_in_order(logits, y):
+    log_probs = log_average(logits)
+    expected = [accuracy(log_probs, y), nll(log_probs, y), brier(log_probs, y), ece(reliability(log_probs, y))]
+    assert METRICS["classification"] == ("accuracy", "nll", "brier", "ece")
+    assert_close(scores(Classification(), logits, y), torch.stack(expected))
+
+
+# A sure prediction that is right costs nothing; a sure and wrong one costs 2 (Brier) and is off by 1 (ECE).
+@pytest.mark.parametrize(("label", "expected"), [(0, (100, 0, 0)), (1, (0, 2, 1))])
+def test_sure_predictions(label, expected):
+    log_probs, y = torch.tensor([[100.0, -100.0]] * 4).log_softmax(-1), torch.full((4,), label)
+    values = (accuracy(log_probs, y), brier(log_probs, y), ece(reliability(log_probs, y)))
+    assert [float(value) for value in values] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("label", [0, 1, 2])
+def test_constant_predictor_scores_the_share_of_its_class(label):
+    y = torch.tensor([0] * 5 + [1] * 3 + [2] * 2)
+    constant = torch.nn.functional.one_hot(torch.tensor(label), 3).log().expand(10, 3)
+    assert float(accuracy(constant, y)) == pytest.approx([50, 30, 20][label])
+
+
+def test_reliability_of_parts_adds_up_to_the_whole(logits, y):
+    log_probs = log_average(logits)
+    parts = [reliability(log_probs[rows], y[rows]) for rows in (slice(0, 123), slice(123, None))]
+    total = Reliability(*(a + b for a, b in zip(*parts, strict=True)))
+    whole = reliability(log_probs, y)
+    assert_close(total, whole)
+    assert float(whole.total.sum()) == 500
+    assert_close(ece(total), ece(whole))
+
+
+def test_calibrated_predictions_have_small_ece():
+    log_probs = (2 * randn(20_000, 4)).log_softmax(-1)
+    torch.manual_seed(12345)
+    y = Categorical(logits=log_probs).sample()
+    assert ece(reliability(log_probs, y)) < 0.015
+
+
+def test_entropy_agrees_with_torch_distributions(logits):
+    log_probs = log_average(logits)
+    assert_close(entropy(log_probs), Categorical(logits=log_probs).entropy())
+
+
+def test_mutual_information_is_zero_where_the_draws_agree(logits):
+    assert mutual_information(logits[:1].expand(5, -1, -1)).max() < 1e-12
+
+
+def test_mutual_information_of_sure_draws_that_disagree_is_log_of_their_number():
+    draws = 200.0 * torch.eye(4, dtype=torch.float64)[:, None, :]
+    assert_close(mutual_information(draws), torch.tensor([math.log(4)], dtype=torch.float64))
+
+
+def test_mutual_information_is_the_mean_divergence_from_the_average(logits):
+    draws = logits.log_softmax(-1)
+    divergence = (draws.exp() * (draws - log_average(logits))).sum(-1).mean(0)
+    assert_close(mutual_information(logits), divergence, atol=1e-9, rtol=1e-6)
+
+
+class TestRegression:
+    likelihood = Regression()
+    outputs = randn(5, 300, 3)
+    y = randn(300, 2, seed=1)
+
+    def test_scores_are_those_of_the_mixture(self):
+        means, noise = self.outputs[..., :2], torch.log1p(self.outputs[..., 2:].exp()).expand(-1, -1, 2)
+        component = torch.distributions.Independent(Normal(means.transpose(0, 1), noise.transpose(0, 1)), 1)
+        mixture = MixtureSameFamily(Categorical(torch.ones(300, 5, dtype=torch.float64)), component)
+        rmse, log_loss, coverage = scores(self.likelihood, self.outputs, self.y)
+        assert_close(rmse, (self.y - mixture.mean).square().mean().sqrt())
+        assert_close(log_loss, -mixture.log_prob(self.y).mean())
+        # 1.6449 standard deviations either side hold 90 % of a Gaussian.
+        inside = (self.y - mixture.mean).abs() <= 1.6448536 * mixture.variance.sqrt()
+        assert_close(coverage, 100 * inside.double().mean())
+
+    def test_coverage_of_the_true_model_is_90_percent(self):
+        mean = randn(20_000, 1)
+        y = mean + 0.5 * randn(20_000, 1, seed=1)
+        _, log_loss, coverage = scores(Regression(0.5), mean[None], y)
+        assert float(coverage) == pytest.approx(90, abs=1)
+        # Entropy of a Gaussian: log(sigma sqrt(2 pi e)).
+        assert float(log_loss) == pytest.approx(math.log(0.5 * math.sqrt(2 * math.pi * math.e)), abs=0.03)

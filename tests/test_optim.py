@@ -1,0 +1,90 @@
+import pytest
+import torch
+from torch.testing import assert_close
+
+from pfedbayes.optim import Adam, adam, adam_init, sgd
+
+
+def gradients(steps: int, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Both signs, magnitudes from 1e-6 to 1e3, and one coordinate that is never touched."""
+    generator = torch.Generator().manual_seed(0)
+    signal = torch.randn(steps, *shape, generator=generator, dtype=torch.float64)
+    scale = torch.logspace(-6, 3, shape[-1], dtype=torch.float64)
+    scale[0] = 0
+    return (signal * scale).to(dtype)
+
+
+def start(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+
+
+def run_adam(theta: torch.Tensor, grads: torch.Tensor, rate: float) -> tuple[torch.Tensor, Adam]:
+    state = adam_init(theta)
+    for grad in grads:
+        theta, state = adam(theta, grad, state, rate)
+    return theta, state
+
+
+def run_torch(optimizer: type[torch.optim.Optimizer], theta, grads, rate) -> torch.Tensor:
+    parameter = torch.nn.Parameter(theta.clone())
+    optimiser = optimizer([parameter], lr=rate)
+    for grad in grads:
+        parameter.grad = grad.clone()
+        optimiser.step()
+    return parameter.detach()
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_adam_agrees_with_torch_over_fifty_steps(dtype, rtol):
+    theta, grads = start(2, 30, dtype=dtype), gradients(50, 2, 30, dtype=dtype)
+    expected = run_torch(torch.optim.Adam, theta, grads, 0.001)
+    assert (expected - theta).abs().max() > 0.005  # it has moved
+    assert_close(run_adam(theta, grads, 0.001)[0], expected, rtol=rtol, atol=rtol)
+
+
+def test_sgd_agrees_with_torch():
+    theta, grads = start(30), gradients(5, 30)
+    ours = theta
+    for grad in grads:
+        ours = sgd(ours, grad, 0.1)
+    assert_close(ours, run_torch(torch.optim.SGD, theta, grads, 0.1), rtol=1e-14, atol=1e-14)
+
+
+def test_first_adam_step_has_the_size_of_the_rate():
+    grad = torch.tensor([3.0, -0.2, 1e3], dtype=torch.float64)
+    moved, state = adam(torch.zeros(3, dtype=torch.float64), grad, adam_init(grad), 0.01)
+    assert_close(moved, -0.01 * grad.sign(), rtol=1e-6, atol=0)
+    assert int(state.step) == 1
+
+
+def test_adam_leaves_coordinates_without_gradient_alone():
+    theta, grads = start(30), gradients(20, 30)
+    assert torch.equal(run_adam(theta, grads, 0.01)[0][0], theta[0])
+
+
+def test_adam_does_not_see_the_scale_of_the_gradient():
+    theta, grads = start(10), gradients(20, 10)[..., 5:].repeat(1, 2)
+    assert_close(run_adam(theta, grads, 0.01)[0], run_adam(theta, 1000 * grads, 0.01)[0], rtol=0, atol=1e-5)
+
+
+def test_adam_maps_over_clients_with_different_pasts():
+    thetas, grads, pasts = start(3, 8), gradients(10, 3, 8), (0, 4, 9)
+    alone = [run_adam(theta, grads[:past, k], 0.01) for k, (theta, past) in enumerate(zip(thetas, pasts, strict=True))]
+    stacked = torch.stack([theta for theta, _ in alone])
+    states = Adam(*(torch.stack(leaf) for leaf in zip(*(state for _, state in alone), strict=True)))
+    together, after = torch.func.vmap(lambda theta, grad, state: adam(theta, grad, state, 0.01))(
+        stacked, grads[-1], states
+    )
+    for k, (theta, state) in enumerate(alone):
+        assert_close(together[k], adam(theta, grads[-1, k], state, 0.01)[0])
+    assert after.step.tolist() == [1, 5, 10]
+
+
+def test_optimisers_leave_their_arguments_alone():
+    theta, (grad, past) = start(8), gradients(2, 8)
+    _, state = adam(theta, past, adam_init(theta), 0.1)
+    arguments = [theta, grad, *state]
+    copies = [argument.clone() for argument in arguments]
+    adam(theta, grad, state, 0.1)
+    sgd(theta, grad, 0.1)
+    assert all(torch.equal(argument, copy) for argument, copy in zip(arguments, copies, strict=True))

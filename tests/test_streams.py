@@ -1,0 +1,82 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pfedbayes.streams import Purpose, choose, fill_normal, key, normal
+
+CPU = torch.device("cpu")
+COUNT = 100_000
+
+
+def draw(seed: int, count: int = COUNT, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return normal((count,), seed, dtype, CPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_noise_is_standard_normal(dtype):
+    g = draw(key(1, Purpose.TRAINING, 1, 0, 0), dtype=dtype).double()
+    assert abs(g.mean()) < 5 / math.sqrt(COUNT)
+    assert abs(g.std() - 1) < 5 / math.sqrt(2 * COUNT)
+    # Kolmogorov-Smirnov: sqrt(n) times the largest gap between the two distributions exceeds 1.95 once in 1,000.
+    cdf = 0.5 * (1 + torch.erf(g.sort().values / math.sqrt(2)))
+    assert (cdf - (torch.arange(COUNT) + 0.5) / COUNT).abs().max() * math.sqrt(COUNT) < 1.95
+
+
+def test_equal_names_give_equal_draws_and_different_names_different_ones():
+    name = (1, Purpose.TRAINING, 2, 3, 4)
+    assert torch.equal(draw(key(*name)), draw(key(*name)))
+    others = [(2, *name[1:]), (1, Purpose.INIT, *name[2:]), (*name[:2], 3, 2, 4), (*name[:4], 5), name[:4]]
+    for other in others:
+        correlation = (draw(key(*name)) * draw(key(*other))).mean()
+        assert abs(correlation) < 5 / math.sqrt(COUNT)
+
+
+def test_keys_are_63_bits_and_distinct():
+    names = itertools.product(range(4), Purpose, range(10), range(10), range(10))
+    keys = [key(*name) for name in names]
+    keys += [key(seed, purpose, counter) for seed in range(4) for purpose in Purpose for counter in range(10)]
+    assert len(set(keys)) == len(keys)
+    assert all(0 <= value < 2**63 for value in keys)
+
+
+def test_a_draw_neither_reads_nor_moves_the_global_generator():
+    torch.manual_seed(1)
+    first, before = draw(5), torch.get_rng_state()
+    torch.manual_seed(2)
+    assert torch.equal(draw(5), first)
+    torch.manual_seed(1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_rows_filled_one_by_one_equal_separate_draws():
+    out, generator = torch.empty(3, 2, 50), torch.Generator()
+    for row, seed in zip(out, (7, 8, 7), strict=True):
+        fill_normal(row, generator, seed)
+    assert torch.equal(out[1], normal((2, 50), 8, torch.float32, CPU))
+    assert torch.equal(out[0], out[2])
+
+
+def test_choice_is_a_sorted_set_of_clients_that_depends_on_seed_and_round():
+    chosen = choose(seed=1, round=3, num_clients=20, count=8)
+    assert len(set(chosen.tolist())) == 8
+    assert chosen.tolist() == sorted(chosen.tolist())
+    assert set(chosen.tolist()) <= set(range(20))
+    assert np.array_equal(chosen, choose(1, 3, 20, 8))
+    assert not np.array_equal(chosen, choose(1, 4, 20, 8))
+    assert not np.array_equal(chosen, choose(2, 3, 20, 8))
+
+
+def test_everybody_is_chosen_when_all_take_part():
+    assert choose(1, 1, 5, 5).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_clients_are_chosen_equally_often():
+    rounds, num_clients, count = 2000, 10, 3
+    times = np.bincount(
+        np.concatenate([choose(1, round, num_clients, count) for round in range(rounds)]), minlength=num_clients
+    )
+    share = count / num_clients
+    assert np.abs(times - rounds * share).max() < 5 * math.sqrt(rounds * share * (1 - share))
