@@ -60,7 +60,7 @@ def test_overrides_are_toml_values_or_texts():
     assert parse_override('data.labels="sliding"') == ("data", "labels", "sliding")
     assert parse_override("method.reset_personal=true") == ("method", "reset_personal", True)
     for text in ("rounds=3", "training.rounds", "=3", "training.=3"):
-        with pytest.raises(UserError, match="section.key=value"):
+        with pytest.raises(UserError, match=r"section\.key=value"):
             parse_override(text)
 
 

@@ -65,7 +65,7 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_behind(writer, mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UserError, match="No space left on device.*--resume"):
+    with pytest.raises(UserError, match=r"No space left on device.*--resume"):
         writer.write(runs.STATE, b"new")
     assert sorted(path.name for path in writer.folder.iterdir()) == before
     assert runs.read_checkpoint(writer.folder).round == 1

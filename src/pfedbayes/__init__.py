@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "METHODS", "Classification", "DataConfig", "Diverged", "FedAvg", "FedProx", "Federation", "Method", "Model",
-    "Net", "PFedBayes", "Plan", "Regression", "Shards", "Training", "UserError", "WithNoise", "load", "load_shards", "mlp",
-    "vgg",
+    "Net", "PFedBayes", "Plan", "Regression", "Shards", "Training", "UserError", "WithNoise", "load",
+    "load_shards", "mlp", "vgg",
 ]  # fmt: skip
 
 _HOME = {

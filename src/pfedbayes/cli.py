@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -138,7 +138,7 @@ def run(
 
     console = Console(stderr=True, highlight=False)
     console.print(f"[bold]{setup.method.title}[/] on {_data_title(setup)} → {folder}")
-    rounds = execution.execute(setup, folder, numbers, device, resume, data_dir)
+    rounds = execution.execute(setup, folder, numbers, device, resume, data_dir, _show_download(console))
     with _interruptible() as stop, _progress(console, setup.training.rounds) as show:
         for step in rounds:
             show(step)
@@ -266,11 +266,23 @@ def _progress(console: Console, rounds: int) -> Iterator[Any]:
             bar.update(task, scores=scores)
             if not console.is_terminal:
                 left = step.seconds / step.round * (step.rounds - step.round)
-                console.print(
-                    f"round {step.round}/{step.rounds}  {scores}  {step.seconds:.0f} s, about {left:.0f} s left"
-                )
+                text = f"round {step.round}/{step.rounds}  {scores}  {step.seconds:.0f} s, about {left:.0f} s left"
+                console.print(text, soft_wrap=True)
 
         yield show
+
+
+def _show_download(console: Console) -> Callable[[str, int, int], None]:
+    """A line that says how much of a file has come, now and then."""
+    shown: dict[str, float] = {}
+
+    def show(name: str, done: int, total: int) -> None:
+        share = done / total if total else 0.0
+        if share - shown.get(name, -1.0) >= 0.1 or done == total:
+            shown[name] = share
+            console.print(f"downloading {name}: {done / 1e6:.0f} of {total / 1e6:.0f} MB", soft_wrap=True)
+
+    return show
 
 
 def _short_scores(record: dict[str, Any]) -> str:

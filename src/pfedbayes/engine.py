@@ -14,9 +14,10 @@ from torch import Tensor
 
 from pfedbayes.data import Shards, positions
 from pfedbayes.errors import Diverged, UserError
-from pfedbayes.methods.base import Method, Shard, State
-from pfedbayes.metrics import METRICS, scores
+from pfedbayes.methods.base import Adaptation, Method, Shard, State
+from pfedbayes.metrics import METRICS, log_average, log_label_prior, scores
 from pfedbayes.nets import Batch, Init, Model
+from pfedbayes.optim import Adam, adam, adam_init
 from pfedbayes.streams import Purpose, choose, fill_normal, key, normal
 from pfedbayes.trees import concat, fill, finite_rows, leaves, named_leaves, pick, stack
 
@@ -58,6 +59,8 @@ class Training:
     """rounds; local_steps R mini-batch steps of batch_size b per round; participants S averaged per round (all if not
     given); train: "all" N clients train or only the "chosen" S (each method has its own habit, taken if not given);
     evaluate_every so many rounds, at every round of evaluate_window, and after the last; seed of the run.
+    server_optimizer: how the server follows the average of the uploads (FedOpt): at once, with "momentum" or by
+    "adam"; server_rate and server_momentum are its settings.
     """
 
     rounds: int = 200
@@ -68,8 +71,15 @@ class Training:
     evaluate_every: int = 10
     evaluate_window: tuple[int, int] | None = None
     seed: int = 1
+    server_optimizer: Literal["none", "momentum", "adam"] = "none"
+    server_rate: float = 1.0
+    server_momentum: float = 0.9
 
     def __post_init__(self) -> None:
+        if self.server_rate < 0:
+            raise ValueError(f"server_rate must not be negative, got {self.server_rate}")
+        if not 0 <= self.server_momentum < 1:
+            raise ValueError(f"server_momentum must be at least 0 and less than 1, got {self.server_momentum}")
         for name in ("rounds", "local_steps", "batch_size", "evaluate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -118,10 +128,13 @@ def choose_device(device: str) -> str:
     return device
 
 
-def choose_plan(model: Model, device: str = "auto", dtype: Literal["float32", "float64"] = "float32") -> Plan:
-    """vmap, but for convolutions on a CPU, where grouped convolutions take twice the time of a loop over clients."""
+def choose_plan(
+    model: Model, method: Method, device: str = "auto", dtype: Literal["float32", "float64"] = "float32"
+) -> Plan:
+    """vmap where the method allows it, but for convolutions on a CPU: grouped ones take twice the time of a loop."""
     device = choose_device(device)
-    over: Literal["vmap", "loop"] = "loop" if model.net.convolutional and device == "cpu" else "vmap"
+    slow = model.net.convolutional and device == "cpu"
+    over: Literal["vmap", "loop"] = "loop" if slow or not method.batched else "vmap"
     return Plan(device=device, over=over, threads=torch.get_num_threads() if device == "cpu" else None, dtype=dtype)
 
 
@@ -178,10 +191,15 @@ class Federation:
         self.shards, self.model, self.method = shards, model, method
         self.training = training or Training()
         self.seeds = tuple(seeds) if seeds is not None else (self.training.seed,)
-        self.plan = plan or choose_plan(model)
+        self.plan = plan or choose_plan(model, method)
+        if self.plan.over == "vmap" and not method.batched:
+            raise UserError(f"{method.title} trains one client after another: set execution.over=loop")
+        if self.training.server_optimizer != "none" and not method.averages:
+            raise UserError(f"{method.title} does not average uploads: leave training.server_optimizer out")
         self.plan.activate()
-        self.num_clients = len(shards.train)
-        self.participants = self.training.participants or self.num_clients
+        self.train_sets = (torch.cat(shards.train),) if method.pools else shards.train
+        self.num_clients = len(self.train_sets)
+        self.participants = (not method.pools and self.training.participants) or self.num_clients
         if self.participants > self.num_clients:
             raise UserError(
                 f"training.participants is {self.participants} but there are {self.num_clients} clients: lower it"
@@ -191,10 +209,12 @@ class Federation:
 
         self.x = self._to_device(shards.x)
         self.y = self._to_device(shards.y)
-        self.sizes = np.array([len(indices) for indices in shards.train])
-        if empty := [name for name, size in zip(shards.names, self.sizes, strict=True) if size == 0]:
-            raise UserError(f"client {empty[0]!r} has no training data: leave it out or give it some")
-        self._width = int(min(self.training.batch_size, self.sizes.max()))
+        self.sizes = np.array([len(indices) for indices in self.train_sets])
+        if not self.sizes.all():
+            empty = shards.names[int(np.argmin(self.sizes))]
+            raise UserError(f"client {empty!r} has no training data: leave it out or give it some")
+        self.batch_sizes = self.sizes if method.full_batch else self.sizes.clip(max=self.training.batch_size)
+        self._label_counts = torch.stack([self._count_labels(indices) for indices in self.train_sets])
         self._generator = torch.Generator(self.device)
 
         self.round = 0
@@ -202,8 +222,17 @@ class Federation:
         self.servers: list[State] = [
             method.init(theta.to(self.device, self.dtype), self.num_clients) for theta in thetas
         ]
+        self._server_optimizers: list[Adam | Tensor] = [
+            adam_init(server) if self.training.server_optimizer == "adam" else torch.zeros_like(server)
+            for server in self.servers
+            if self.training.server_optimizer != "none"
+        ]
         self.population = Population()
         self.cursors = np.zeros(len(self.seeds) * self.num_clients, dtype=np.int64)
+
+    def _count_labels(self, indices: Tensor) -> Tensor:
+        classes = self.shards.num_classes
+        return torch.bincount(self.shards.y[indices], minlength=classes) if classes else torch.empty(0)
 
     def _to_device(self, values: Tensor) -> Tensor:
         return values.to(self.device, self.dtype if values.is_floating_point() else None)
@@ -238,10 +267,29 @@ class Federation:
             rows = s * len(ids) + np.flatnonzero(np.isin(ids, chosen[s]))
             sizes = torch.from_numpy(self.sizes[chosen[s]]).to(self.device, self.dtype)
             servers.append(self.method.aggregate(server, pick(uploads, rows), sizes, torch.from_numpy(chosen[s])))
+        if self._server_optimizers:
+            servers, self._server_optimizers = self._follow(servers)
         self.population.put(members, clients)
-        self.cursors[members] += self._batch_sizes(members) * self.training.local_steps * self.method.batches_per_step
+        consumed = self.batch_sizes[self._client(members)] * self.training.local_steps * self.method.batches_per_step
+        self.cursors[members] += consumed
         self.servers = servers
         self.round = round
+
+    def _follow(self, averages: list[Tensor]) -> tuple[list[State], list[Adam | Tensor]]:
+        """FedOpt (Reddi et al. 2021): the step from the server's state to the average is minus its gradient."""
+        rate, momentum = self.training.server_rate, self.training.server_momentum
+        servers: list[State] = []
+        optimizers: list[Adam | Tensor] = []
+        for server, average, state in zip(self.servers, averages, self._server_optimizers, strict=True):
+            new: Adam | Tensor
+            if isinstance(state, Tensor):
+                new = momentum * state + (average - server)
+                followed = server + rate * new
+            else:
+                followed, new = adam(server, server - average, state, rate, momentum, beta2=0.99, eps=1e-3)
+            servers.append(followed)
+            optimizers.append(new)
+        return servers, optimizers
 
     def _enrol(self, members: Sequence[int]) -> None:
         def fresh(new: list[int]) -> State:
@@ -252,7 +300,7 @@ class Federation:
     def _fresh_client(self, member: int) -> State:
         """The state of a client that is met for the first time."""
         s, i = divmod(member, self.num_clients)
-        return self.method.enrol(pick(self.method.download(self.servers[s], torch.tensor([i])), 0))
+        return self.method.enrol(self._received(i, s))
 
     def _train(self, members: list[int], clients: State, received: State, round: int) -> tuple[State, State]:
         """client_round over these members, in chunks that fit the memory."""
@@ -273,7 +321,10 @@ class Federation:
         return self._train(members, clients, received, round)
 
     def _train_chunk(self, members: list[int], clients: State, received: State, round: int) -> tuple[State, State]:
-        shard = Shard(torch.from_numpy(self.sizes[self._client(members)]).to(self.device, self.dtype))
+        ids = self._client(members)
+        shard = Shard(
+            torch.from_numpy(self.sizes[ids]).to(self.device, self.dtype), self._label_counts[ids].to(self.device)
+        )
         train = partial(client_round, self.method, self.model)
         if self.plan.over == "vmap":
             return train(clients, received, shard, self._steps(members, round), over=torch.func.vmap)
@@ -285,11 +336,6 @@ class Federation:
 
     def _client(self, members: Sequence[int]) -> NDArray[np.int64]:
         return np.remainder(members, self.num_clients)
-
-    def _batch_sizes(self, members: Sequence[int]) -> NDArray[np.int64]:
-        """b, or n where a client has fewer examples."""
-        batch_sizes: NDArray[np.int64] = self.sizes[self._client(members)].clip(max=self.training.batch_size)
-        return batch_sizes
 
     def _steps(self, members: list[int], round: int) -> Iterator[Step]:
         """Batches and noise of the local steps of these members, each with a leading member axis."""
@@ -310,11 +356,12 @@ class Federation:
 
         A client with fewer examples than the width fills up with its first row at weight 0.
         """
-        indices = np.empty((len(members), count, self._width), dtype=np.int64)
-        real = np.zeros((len(members), self._width))
-        for k, (member, batch) in enumerate(zip(members, self._batch_sizes(members), strict=True)):
+        batch_sizes = self.batch_sizes[self._client(members)]
+        indices = np.empty((len(members), count, batch_sizes.max()), dtype=np.int64)
+        real = np.zeros((len(members), batch_sizes.max()))
+        for k, (member, batch) in enumerate(zip(members, batch_sizes, strict=True)):
             s, i = divmod(member, self.num_clients)
-            rows = self.shards.train[i].numpy()
+            rows = self.train_sets[i].numpy()
             taken = positions(self.seeds[s], i, len(rows), int(self.cursors[member]), count * int(batch))
             indices[k] = rows[0]
             indices[k, :, :batch] = rows[taken].reshape(count, batch)
@@ -337,65 +384,99 @@ class Federation:
 
     # Prediction
 
-    def predict(self, which: Which, client: int, x: Tensor, samples: int | None, seed_index: int = 0) -> Tensor:
-        """Outputs (K, n, ...) of a client's model or the shared one for inputs x (n, ...): one per weight draw, or of
-        the mean network alone if samples is None."""
+    def predict(self, which: Which, client: int, x: Tensor, samples: int | None = None, seed_index: int = 0) -> Tensor:
+        """Outputs (K, n, ...) of a client's model or the shared one at inputs x (n, ...): one for each of `samples`
+        draws of the weights, or the one of the mean network."""
+        state = self.personal_state(client, seed_index) if which == "personal" else None
+        return self._outputs(which, state, client, self._to_device(x), samples, seed_index)
+
+    def personal_state(self, client: int, seed_index: int = 0, test: Batch | None = None) -> State:
+        """The state that a client predicts with; one that has not taken part yet starts from the shared model."""
         member = seed_index * self.num_clients + client
-        server, seed = self.servers[seed_index], self.seeds[seed_index]
+        known = member in self.population.row
+        state = pick(self.population.get([member]), 0) if known else self._fresh_client(member)
+        if not self.method.adapts:
+            return state
+        train = self.batch_of(self.train_sets[client])
+        seed = key(self.seeds[seed_index], Purpose.ADAPTATION, self.round, client)
+        data = Adaptation(train, int(self.batch_sizes[client]), seed, test)
+        return self.method.adapt(self.model, state, self._received(client, seed_index), data)
+
+    def _received(self, client: int, seed_index: int) -> State:
+        return pick(self.method.download(self.servers[seed_index], torch.tensor([client])), 0)
+
+    def batch_of(self, indices: Tensor) -> Batch:
+        """All these examples as one batch."""
+        rows = indices.to(self.device)
+        weight = torch.ones(len(rows), dtype=self.dtype, device=self.device)
+        return Batch(self.x.index_select(0, rows), self.y.index_select(0, rows), weight)
+
+    def _outputs(
+        self, which: Which, state: State, client: int, x: Tensor, samples: int | None, seed_index: int
+    ) -> Tensor:
         noise = None
         if samples is not None and self.method.stochastic:
-            name = (
+            seed = self.seeds[seed_index]
+            draw = (
                 key(seed, Purpose.PERSONAL_PREDICTION, self.round, client)
                 if which == "personal"
-                else key(seed, Purpose.SHARED_PREDICTION, self.round)
+                else key(seed, Purpose.SHARED_PREDICTION, self.round)  # one draw for all clients
             )
-            noise = normal((samples, self.model.net.num_params), name, self.dtype, self.device)
+            noise = normal((samples, self.model.net.num_params), draw, self.dtype, self.device)
         if which == "shared":
-            run = partial(self.method.predict_shared, self.model, server)
+            predict = partial(self.method.predict_shared, self.model, self.servers[seed_index])
         else:
-            known = member in self.population.row
-            state = pick(self.population.get([member]), 0) if known else self._fresh_client(member)
-            run = partial(self.method.predict_personal, self.model, state)
+            predict = partial(self.method.predict_personal, self.model, state)
         rows = 250 if self.model.net.convolutional else 5000  # bounds the memory of the activations
-        return torch.cat([run(part, noise) for part in torch.split(self._to_device(x), rows)], dim=1)
+        return torch.cat([predict(part, noise) for part in torch.split(x, rows)], dim=1)
 
     def models(self) -> list[Which]:
         """Which of the two models the method has."""
         return [which for which in MODELS if getattr(self.method, which)]
 
-    def evaluate(self, samples: int = 10, split: Literal["test", "validation"] = "test") -> dict[str, Any]:
+    def evaluate(
+        self, samples: int = 10, split: Literal["test", "validation"] = "test", label_prior: bool = False
+    ) -> dict[str, Any]:
         """Scores of every model on every client's own data: {model: {estimator: {metric: [seed][client]}}}.
 
-        Estimators: "one" weight draw, "mc10" (the average of ten draws) and the "mean" network.
+        Estimators: "one" weight draw, "mc10" (the average of ten draws) and the "mean" network; a method's further
+        `views`; and each of them again with the client's label prior.
         """
         metrics = METRICS[self.model.likelihood.task]
+        sets = getattr(self.shards, split)
         result: dict[str, Any] = dict.fromkeys(MODELS)
         for which in self.models():
             table: dict[str, Tensor] = {}
             for s in range(len(self.seeds)):
-                for i, indices in enumerate(getattr(self.shards, split)):
-                    rows = indices.to(self.device)
-                    x, y = self.x.index_select(0, rows), self.y.index_select(0, rows)
-                    for name, outputs in self.estimates(which, i, x, samples, s).items():
-                        if name not in table:
-                            table[name] = torch.empty(
-                                len(metrics),
-                                len(self.seeds),
-                                self.num_clients,
-                                dtype=self.dtype,
-                                device=self.device,
-                            )
-                        table[name][:, s, i] = scores(self.model.likelihood, outputs, y)
+                for i, indices in enumerate(sets):
+                    if len(indices) == 0:
+                        continue
+                    test = self.batch_of(indices)
+                    for name, outputs in self.estimates(which, i, test, samples, s, label_prior).items():
+                        scored = scores(self.model.likelihood, outputs, test.y)
+                        blank = scored.new_full((len(metrics), len(self.seeds), len(sets)), torch.nan)
+                        table.setdefault(name, blank)[:, s, i] = scored
             result[which] = {name: dict(zip(metrics, values.tolist(), strict=True)) for name, values in table.items()}
         return result
 
-    def estimates(self, which: Which, client: int, x: Tensor, samples: int, seed_index: int = 0) -> dict[str, Tensor]:
+    def estimates(
+        self, which: Which, client: int, test: Batch, samples: int, seed_index: int = 0, label_prior: bool = False
+    ) -> dict[str, Tensor]:
         """Outputs of a model by estimator, see `evaluate`."""
-        mean = self.predict(which, client, x, None, seed_index)
-        if not self.method.stochastic:
-            return {"mean": mean}
-        draws = self.predict(which, client, x, samples, seed_index)
-        return {"one": draws[:1], f"mc{samples}": draws, "mean": mean}
+        state = self.personal_state(client, seed_index, test) if which == "personal" else None
+        outputs = partial(self._outputs, which, client=client, x=test.x, seed_index=seed_index)
+        estimates = {}
+        if self.method.stochastic:
+            draws = outputs(state, samples=samples)
+            estimates = {"one": draws[:1], f"mc{samples}": draws}
+        estimates["mean"] = outputs(state, samples=None)
+        if which == "personal":
+            for name, view in self.method.views(state, self._received(client, seed_index)).items():
+                estimates[name] = outputs(view, samples=None)
+        if label_prior and self.shards.num_classes:
+            prior = log_label_prior(self._count_labels(self.shards.train[client]).to(self.device, self.dtype))
+            estimates |= {f"{name}+prior": (log_average(stack) + prior)[None] for name, stack in estimates.items()}
+        return estimates
 
     def headline(self, samples: int) -> str:
         """The estimator whose figures are the method's result."""
@@ -411,6 +492,8 @@ class Federation:
         }
         for s, server in enumerate(self.servers):
             named.update(named_leaves(server, f"server.{s}"))
+        for s, optimizer in enumerate(self._server_optimizers):
+            named.update(named_leaves(optimizer, f"server_optimizer.{s}"))
         if self.population.states is not None:
             named.update(named_leaves(self.population.states, "clients"))
         return {name: tensor.contiguous() for name, tensor in named.items()}
@@ -419,14 +502,15 @@ class Federation:
         """Continue from `tensors()` of a federation with the same settings after `round` rounds."""
         # Fresh copies: memory straight from a file may be aligned otherwise, and kernels round accordingly.
         tensors = {name: tensor.clone().to(self.device) for name, tensor in tensors.items()}
-        expected = {
-            name: leaf.shape for s, v in enumerate(self.servers) for name, leaf in named_leaves(v, f"server.{s}")
-        }
-        for name, shape in expected.items():
-            if name not in tensors or tensors[name].shape != shape:
-                raise UserError(f"the saved state does not fit this experiment ({name} differs): start a new run")
+        for s, server in enumerate(self.servers):
+            for name, leaf in named_leaves(server, f"server.{s}"):
+                if name not in tensors or (self.method.averages and tensors[name].shape != leaf.shape):
+                    raise UserError(f"the saved state does not fit this experiment ({name} differs): start a new run")
         template = self._fresh_client(0)
         self.servers = [fill(server, tensors, f"server.{s}") for s, server in enumerate(self.servers)]
+        self._server_optimizers = [
+            fill(optimizer, tensors, f"server_optimizer.{s}") for s, optimizer in enumerate(self._server_optimizers)
+        ]
         self.population = Population()
         members = tensors["enrolled"].tolist()
         self.population.enrol(members, lambda _: fill(template, tensors, "clients"))

@@ -83,7 +83,7 @@ def _execute(
         for round in federation.rounds():
             record = None
             if experiment.training.evaluates(round):
-                scores = federation.evaluate(experiment.evaluation.samples, experiment.evaluation.split)
+                scores = federation.evaluate(**dataclasses.asdict(experiment.evaluation))
                 record = {"round": round, "seconds": clock.seconds(), **_json_safe(scores)}
                 writer.append(record)
             if clock.seconds() - saved > experiment.execution.checkpoint_seconds or round == experiment.training.rounds:
@@ -161,12 +161,10 @@ def _json_safe(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Predicted:
-    """A client's model on its test data: outputs (K, n, C), and per example how sure it is and whether it is right."""
+    """A client's model on its test data: outputs (K, n, C) and log-probabilities (n, C) of their average."""
 
-    client: int
     outputs: Tensor
     log_probs: Tensor
-    right: Tensor
 
 
 EXAMPLES_OF_A_KIND = 4
@@ -176,66 +174,67 @@ def _look_closely(federation: Federation, experiment: Experiment) -> dict[str, A
     """What only the final models are asked: calibration by confidence, and single predictions to look at."""
     if federation.model.likelihood.task != "classification":
         return {"reliability": {}, "examples": []}
-    shards, samples, split = federation.shards, experiment.evaluation.samples, experiment.evaluation.split
+    samples = experiment.evaluation.samples
+    headline = federation.headline(samples)
+    sets = getattr(federation.shards, experiment.evaluation.split)
     diagrams: dict[str, Any] = {}
-    predicted: dict[str, list[_Predicted]] = {}
+    predicted: dict[str, dict[int, _Predicted]] = {}
     for which in federation.models():
+        predicted[which] = {}
         sums = torch.zeros(3, BINS, dtype=federation.dtype, device=federation.device)
         for s in range(len(federation.seeds)):
-            for i, indices in enumerate(getattr(shards, split)):
-                y = shards.y[indices].to(federation.device)
-                outputs = federation.predict(which, i, shards.x[indices], samples, s)
+            for i, indices in enumerate(sets):
+                test = federation.batch_of(indices)
+                outputs = federation.estimates(which, i, test, samples, s)[headline]
                 log_probs = log_average(outputs)
-                sums += torch.stack(reliability(log_probs, y))
-                if s == 0:
-                    right = log_probs.argmax(-1) == y
-                    predicted.setdefault(which, []).append(_Predicted(i, outputs, log_probs, right))
+                sums += torch.stack(reliability(log_probs, test.y))
+                if s == 0 and len(indices):
+                    predicted[which][i] = _Predicted(outputs.cpu(), log_probs.cpu())
         confidence, correct, count = sums.tolist()
         diagrams[which] = {
             "confidence": [_ratio(*pair) for pair in zip(confidence, count, strict=True)],
             "accuracy": [_ratio(*pair) for pair in zip(correct, count, strict=True)],
             "count": count,
         }
-    return {"reliability": diagrams, "examples": _examples(shards, getattr(shards, split), predicted)}
+    return {"reliability": diagrams, "examples": _examples(federation.shards, sets, predicted)}
 
 
 def _ratio(total: float, count: float) -> float | None:
     return total / count if count else None
 
 
-def _examples(shards: Shards, split: Sequence[Tensor], predicted: dict[str, list[_Predicted]]) -> list[dict[str, Any]]:
-    """Some test examples on which the first model is sure and right, unsure, and surely wrong, of many clients."""
+def _examples(
+    shards: Shards, sets: Sequence[Tensor], predicted: dict[str, dict[int, _Predicted]]
+) -> list[dict[str, Any]]:
+    """Test examples of many clients on which the first model is sure and right, unsure, and surely wrong."""
     first = next(iter(predicted.values()))
-    kinds: list[list[tuple[float, int, int]]] = [[], [], []]
-    for i, prediction in enumerate(first):
+    kinds: dict[str, list[tuple[float, int, int]]] = {"sure": [], "unsure": [], "wrong": []}
+    for i, prediction in first.items():
         doubt = entropy(prediction.log_probs)
-        for kind, score in zip(
-            kinds,
-            (
-                torch.where(prediction.right, -doubt, -torch.inf),
-                doubt,
-                torch.where(prediction.right, -torch.inf, -doubt),
-            ),
-            strict=True,
-        ):
-            if len(score) and bool((best := score.max()) > -torch.inf):
-                kind.append((float(best), i, int(score.argmax())))
-    chosen = [pair for kind in kinds for _, *pair in sorted(kind, reverse=True)[:EXAMPLES_OF_A_KIND]]
-    examples = []
-    for i, row in sorted({(i, row) for i, row in chosen}):
-        x = shards.x[split[i][row]]
-        image = x.dtype == torch.uint8 and x.dim() == 3
-        examples.append(
-            {
-                "client": shards.names[i],
-                "label": int(shards.y[split[i][row]]),
-                "image": {"shape": list(x.shape), "pixels": base64.b64encode(x.numpy().tobytes()).decode()}
-                if image
-                else None,
-            }
-            | {which: _answer(predicted[which][i], row) if which in predicted else None for which in MODELS}
-        )
-    return examples
+        right = prediction.log_probs.argmax(-1) == shards.y[sets[i]]
+        ranks = {
+            "sure": torch.where(right, -doubt, -torch.inf),
+            "unsure": doubt,
+            "wrong": torch.where(right, -torch.inf, -doubt),
+        }
+        for kind, rank in ranks.items():
+            if (best := float(rank.max())) > -torch.inf:
+                kinds[kind].append((best, i, int(rank.argmax())))
+    chosen = {(i, row) for ranked in kinds.values() for _, i, row in sorted(ranked)[-EXAMPLES_OF_A_KIND:]}
+    return [_example(shards, i, row, int(sets[i][row]), predicted) for i, row in sorted(chosen)]
+
+
+def _example(
+    shards: Shards, client: int, row: int, pool_row: int, predicted: dict[str, dict[int, _Predicted]]
+) -> dict[str, Any]:
+    x = shards.x[pool_row]
+    image = None
+    if x.dtype == torch.uint8 and x.dim() == 3:
+        image = {"shape": list(x.shape), "pixels": base64.b64encode(x.numpy().tobytes()).decode()}
+    example: dict[str, Any] = {"client": shards.names[client], "label": int(shards.y[pool_row]), "image": image}
+    for which in MODELS:
+        example[which] = _answer(predicted[which][client], row) if which in predicted else None
+    return example
 
 
 def _answer(prediction: _Predicted, row: int) -> dict[str, Any]:
@@ -282,7 +281,7 @@ def estimate(experiment: Experiment, seeds: Sequence[int], device: str = "auto",
     clock = runs.Clock()
     federation.train_round()
     per_round = clock.seconds()
-    federation.evaluate(experiment.evaluation.samples, experiment.evaluation.split)
+    federation.evaluate(**dataclasses.asdict(experiment.evaluation))
     per_evaluation = clock.seconds() - per_round
     rounds = experiment.training.rounds
     evaluations = sum(experiment.training.evaluates(round) for round in range(1, rounds + 1))

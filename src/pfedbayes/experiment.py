@@ -23,7 +23,8 @@ from pfedbayes.nets import Init, Model, Net, WithNoise, mlp, vgg
 @dataclass(frozen=True)
 class NetConfig:
     """name: "mlp" or "vgg" (the paper's choice for the data if not given); hidden: widths of an MLP's hidden layers;
-    head, norm: options of the VGG; init: see `Net.init` (the method's habit if not given).
+    head, norm: options of the VGG; init: see `Net.init` (the method's habit if not given); sigma_eps: the noise of a
+    regression, learned if not given.
     """
 
     name: Literal["mlp", "vgg"] | None = None
@@ -32,17 +33,23 @@ class NetConfig:
     head: Literal["mlp3", "linear"] = "mlp3"
     norm: Literal["none", "group"] = "none"
     init: Init | None = None
+    sigma_eps: float | None = None
 
     def __post_init__(self) -> None:
+        if self.sigma_eps is not None and self.sigma_eps <= 0:
+            raise ValueError(f"sigma_eps must be positive, got {self.sigma_eps}")
         if any(width < 1 for width in self.hidden):
             raise ValueError(f"hidden widths must be at least 1, got {list(self.hidden)}")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """samples: weight draws averaged in a prediction; split: the data on which models are scored."""
+    """samples: weight draws averaged in a prediction; split: the data on which models are scored; label_prior: score
+    every model also with the client's own label frequencies added to what it says, as a column of its own.
+    """
 
     samples: int = 10
+    label_prior: bool = False
     split: Literal["test", "validation"] = "test"
 
     def __post_init__(self) -> None:
@@ -87,9 +94,9 @@ class Experiment:
         return sections
 
     def digest(self, seeds: Sequence[int]) -> str:
-        """Identity of what is computed: everything but how it is executed and how long it trains."""
+        """Identity of what is computed: everything but where the files lie, how it is run and for how long."""
         sections = self.sections()
-        del sections["execution"], sections["training"]["rounds"]
+        del sections["execution"], sections["training"]["rounds"], sections["data"]["dir"]
         return hashlib.sha256(json.dumps([sections, list(seeds)], sort_keys=True).encode()).hexdigest()
 
 
@@ -140,17 +147,18 @@ def from_sections(sections: Mapping[str, Any], overrides: Sequence[str] = ()) ->
             "evaluation.split is 'validation' but data.validation is 0: hold out a fraction of the training data"
         )
     default_net: Literal["mlp", "vgg"] = "vgg" if data.name == "cifar10" else "mlp"
-    net = dataclasses.replace(net, name=net.name or default_net)
+    net = dataclasses.replace(net, name=method.net or net.name or default_net)
     if net.init is None:
         net = dataclasses.replace(net, init="kaiming" if net.name == "vgg" else method.default_init)
     training = dataclasses.replace(training, train=training.train or method.who_trains)
     return Experiment(data, net, method, training, evaluation, build(Execution, merged["execution"], "execution"))
 
 
-def build_model(net: NetConfig, shards: Shards, noise: float | None = None) -> Model:
-    """The network that fits the data, and its likelihood."""
+def build_model(net: NetConfig, shards: Shards, method: Method) -> Model:
+    """The network that fits the data and the method, and its likelihood."""
     features = math.prod(shards.x.shape[1:])
-    outputs = shards.num_classes if shards.num_classes is not None else shards.y.shape[1]
+    targets = shards.num_classes if shards.num_classes is not None else shards.y.shape[1]
+    outputs = method.outputs or targets
     if net.name == "vgg":
         if shards.x.dim() != 4 or shards.x.shape[2:] != (32, 32):
             raise UserError(
@@ -161,9 +169,9 @@ def build_model(net: NetConfig, shards: Shards, noise: float | None = None) -> M
         module = mlp([features, *net.hidden, outputs], net.activation)
     likelihood: Likelihood = Classification()
     if shards.num_classes is None:
-        likelihood = Regression(noise)
-        module = module if noise is not None else WithNoise(module)
-    return Model(Net(module), likelihood)
+        likelihood = Regression(net.sigma_eps)
+        module = module if net.sigma_eps is not None else WithNoise(module)
+    return Model(Net(module), likelihood, method.pixels)
 
 
 def build_federation(
@@ -174,9 +182,9 @@ def build_federation(
     device: str = "auto",
 ) -> Federation:
     """A federation at round 0."""
-    model = build_model(experiment.net, shards)
+    model = build_model(experiment.net, shards, experiment.method)
     if plan is None:
-        plan = choose_plan(model, device, experiment.execution.dtype)
+        plan = choose_plan(model, experiment.method, device, experiment.execution.dtype)
         wanted = experiment.execution
         plan = dataclasses.replace(
             plan, over=wanted.over or plan.over, chunk=wanted.chunk, threads=wanted.threads or plan.threads

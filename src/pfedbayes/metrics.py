@@ -23,6 +23,12 @@ def log_average(outputs: Tensor) -> Tensor:
     return torch.logsumexp(outputs.log_softmax(-1), dim=0) - math.log(len(outputs))
 
 
+def log_label_prior(counts: Tensor) -> Tensor:
+    """A client's log-probabilities of the labels (C,) before it sees an input, from its training counts (C,), smoothed
+    by half an example per label (Jeffreys' Dirichlet prior)."""
+    return torch.log((counts + 0.5) / (counts + 0.5).sum())
+
+
 def accuracy(log_probs: Tensor, y: Tensor) -> Tensor:
     """Percentage of examples whose most probable label is right."""
     return 100 * (log_probs.argmax(-1) == y).to(log_probs.dtype).mean()

@@ -14,6 +14,7 @@ from pfedbayes.errors import UserError
 from pfedbayes.likelihoods import Likelihood
 
 Init = Literal["torch", "kaiming", "normal"]
+Pixels = Literal["signed", "unit"]
 
 
 class Net:
@@ -40,6 +41,7 @@ class Net:
         self._shapes = [parameter.shape for parameter in parameters.values()]
         self._sizes = [parameter.numel() for parameter in parameters.values()]
         self.num_params = sum(self._sizes)
+        self.head_size = _last_layer_size(module)
         self.convolutional = any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
 
     def __call__(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -74,6 +76,12 @@ class Net:
             return torch.cat([parameter.flatten() for parameter in module.parameters()])
 
 
+def _last_layer_size(module: nn.Module) -> int:
+    """Parameters of the last layer that has any; they are the tail of theta."""
+    own = [sum(p.numel() for p in part.parameters(recurse=False)) for part in module.modules()]
+    return next(size for size in reversed(own) if size)
+
+
 class Batch(NamedTuple):
     """A mini-batch of fixed shape: x (b, ...), y (b, ...), weight (b,) 1 for real rows and 0 for padding."""
 
@@ -92,12 +100,18 @@ class Model(NamedTuple):
 
     net: Net
     likelihood: Likelihood
+    pixels: Pixels = "signed"
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Outputs at raw inputs: images are stored as bytes and scaled to [-1, 1] here, the only place that does."""
-        if x.dtype == torch.uint8:
-            x = (x.to(theta.dtype) / 255 - 0.5) / 0.5
-        return self.net(theta, x)
+        """Outputs of the network with parameters theta at raw inputs."""
+        return self.net(theta, self.inputs(x, theta.dtype))
+
+    def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Images are stored as bytes; they are scaled to [-1, 1] ("signed") or [0, 1] ("unit") here and only here."""
+        if x.dtype != torch.uint8:
+            return x
+        unit = x.to(dtype) / 255
+        return unit if self.pixels == "unit" else (unit - 0.5) / 0.5
 
     def nll(self, theta: Tensor, batch: Batch) -> Tensor:
         """-log p_theta(B), summed over the real examples of the batch."""

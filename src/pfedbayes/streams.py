@@ -21,6 +21,7 @@ class Purpose(IntEnum):
     TRAINING = 2
     PERSONAL_PREDICTION = 3
     SHARED_PREDICTION = 4
+    ADAPTATION = 5
 
 
 _MASK = (1 << 64) - 1

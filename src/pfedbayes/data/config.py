@@ -46,6 +46,7 @@ class DataConfig:
     split: "stratified" has exact counts; "shuffle" is the unstratified cut in file order, probably the authors' own.
     validation: the fraction of each client's training data that is held out.
     features, classes and noise (a standard deviation) are for the synthetic sets.
+    dir: where to look first for the files of a published set; --data-dir goes before it.
     """
 
     name: Name = "mnist"
@@ -64,6 +65,7 @@ class DataConfig:
     features: int = 4
     classes: int = 10
     noise: float = 0.5
+    dir: str | None = None
 
     def __post_init__(self) -> None:
         for key, choices in (("name", Name), ("labels", Labels), ("split", Split)):

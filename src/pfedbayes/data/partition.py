@@ -54,7 +54,7 @@ def load_shards(config: DataConfig, data_dir: str | Path | None = None, progress
         examples = config.examples or SYNTHETIC_EXAMPLES
         pool = regression(config.num_clients, examples, config.features, config.noise, config.seed)
     else:
-        pool = load(config.name, data_dir, progress=progress)
+        pool = load(config.name, data_dir or config.dir, progress=progress)
     return partition(pool, config)
 
 

@@ -14,16 +14,33 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pfedbayes.nets import Batch, Init, Model
+from pfedbayes.nets import Batch, Init, Model, Pixels
 from pfedbayes.trees import Tree, tree_map
 
 State = Tree  # each method names its own
 
 
 class Shard(NamedTuple):
-    """What a method may know of a client's training data besides its batches: the number n of examples."""
+    """What a method may know of a client's training data besides its batches.
+
+    size: the number n of examples; labels (C,): how many of them each class has (none in regression).
+    """
 
     size: Tensor
+    labels: Tensor
+
+
+class Adaptation(NamedTuple):
+    """What a personal model may be made from when it is asked to predict.
+
+    train: the client's whole training set; batch_size b; seed for whatever has to be drawn. test: the data to be
+    predicted where their targets are known, which only an option that reproduces a leaky evaluation looks at.
+    """
+
+    train: Batch
+    batch_size: int
+    seed: int
+    test: Batch | None
 
 
 @dataclass(frozen=True)
@@ -36,8 +53,14 @@ class Method:
     personal: ClassVar[bool] = False  # has a model per client
     shared: ClassVar[bool] = True  # has one model for all
     stochastic: ClassVar[bool] = False  # predicts by drawing weights
-    batches_per_step: ClassVar[int] = 1
+    adapts: ClassVar[bool] = False  # makes its personal model from training data when it is asked to predict
+    batched: ClassVar[bool] = True  # its client functions can be mapped by vmap; else by loop only
+    full_batch: ClassVar[bool] = False  # a batch is the client's whole training set
+    pools: ClassVar[bool] = False  # trains one client that has everybody's data
+    averages: ClassVar[bool] = True  # its server state is one tensor, an average of uploads
     default_init: ClassVar[Init] = "torch"
+    pixels: ClassVar[Pixels] = "signed"
+    net: ClassVar[Literal["mlp"] | None] = None  # the only kind of network it can train
     who_trains: ClassVar[Literal["all", "chosen"]] = "chosen"  # what the method's own paper does each round
 
     # Server
@@ -64,6 +87,16 @@ class Method:
         """Local state at the start of a round."""
         raise NotImplementedError
 
+    @property
+    def batches_per_step(self) -> int:
+        """How many batches a step takes."""
+        return 1
+
+    @property
+    def outputs(self) -> int | None:
+        """How many outputs the network shall have; None for as many as the likelihood asks for."""
+        return None
+
     def noise_shape(self, num_params: int) -> tuple[int, ...]:
         """Shape of the standard normal noise of one step; an empty tuple for none."""
         return ()
@@ -77,6 +110,14 @@ class Method:
         raise NotImplementedError
 
     # Prediction: a stack of outputs (K, n, ...), one per row of noise (K, T); noise=None asks for the mean network.
+
+    def adapt(self, model: Model, client: State, received: State, data: Adaptation) -> State:
+        """The state of a client's personal model, made from its data if the method `adapts`."""
+        return client
+
+    def views(self, client: State, received: State) -> dict[str, State]:
+        """Further personal models worth a column of their own, as states that `predict_personal` takes."""
+        return {}
 
     def predict_personal(self, model: Model, client: State, x: Tensor, noise: Tensor | None) -> Tensor:
         """Outputs of the client's own model."""

@@ -1,0 +1,325 @@
+import dataclasses
+
+import pytest
+import torch
+from federations import (
+    EXACT,
+    SIZES,
+    TEST_SIZES,
+    TRAINING,
+    difference,
+    federation,
+    make_model,
+    make_shards,
+    randn,
+    same_bits,
+    trained,
+)
+from torch import nn
+from torch.testing import assert_close
+
+from pfedbayes.data import Shards
+from pfedbayes.engine import Federation, Plan, Training, choose_device, choose_plan, client_round
+from pfedbayes.errors import UserError
+from pfedbayes.likelihoods import Classification, Regression
+from pfedbayes.methods import FedAvg, PFedBayes
+from pfedbayes.metrics import METRICS, accuracy, log_average
+from pfedbayes.nets import Model, Net, WithNoise, mlp, vgg
+from pfedbayes.streams import choose
+
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+class Constant(nn.Module):
+    """Always predicts one label, with any theta that training leaves it."""
+
+    def __init__(self, label: int, classes: int = 3) -> None:
+        super().__init__()
+        self.scores = nn.Parameter(10.0 * nn.functional.one_hot(torch.tensor(label), classes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scores.expand(len(x), -1)
+
+
+class TestTraining:
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("rounds", 0),
+            ("local_steps", 0),
+            ("batch_size", 0),
+            ("evaluate_every", 0),
+            ("participants", 0),
+            ("seed", -1),
+            ("evaluate_window", (0, 5)),
+            ("evaluate_window", (8, 5)),
+        ],
+    )
+    def test_values_without_sense_are_refused(self, field, value):
+        with pytest.raises(ValueError, match=field):
+            Training(**{field: value})
+
+    def test_window_holds_both_ends(self):
+        training = Training(rounds=800, evaluate_every=10, evaluate_window=(700, 800))
+        evaluated = [round for round in range(1, 801) if training.evaluates(round)]
+        assert evaluated == [*range(10, 700, 10), *range(700, 801)]
+        assert len([round for round in evaluated if 700 <= round <= 800]) == 101
+
+    def test_last_round_is_always_evaluated(self):
+        assert [round for round in range(1, 8) if Training(rounds=7, evaluate_every=3).evaluates(round)] == [3, 6, 7]
+
+
+class TestPlan:
+    def test_convolutions_are_looped_on_a_cpu_and_the_rest_is_mapped(self):
+        assert choose_plan(make_model(), "cpu").over == "vmap"
+        assert choose_plan(make_model(vgg()), "cpu").over == "loop"
+
+    def test_a_gpu_that_is_not_there_is_refused(self, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        assert choose_device("auto") == "cpu"
+        with pytest.raises(UserError, match="GPU"):
+            choose_device("cuda")
+
+    def test_threads_are_set(self):
+        Plan(threads=2).activate()
+        assert torch.get_num_threads() == 2
+
+
+class TestRounds:
+    def test_counts_from_one_to_the_configured_number(self):
+        running = federation(FedAvg())
+        assert list(running.rounds()) == [1, 2, 3]
+        assert list(running.rounds()) == []
+        assert list(running.rounds(5)) == [4, 5]
+
+    def test_until_zero_trains_nothing(self):
+        assert list(federation(FedAvg()).rounds(0)) == []
+
+    def test_more_participants_than_clients_are_refused(self):
+        with pytest.raises(UserError, match=r"6.*5 clients"):
+            federation(FedAvg(), training=Training(participants=6))
+
+    def test_default_of_the_method_decides_who_trains(self):
+        assert federation(FedAvg()).train == "chosen"
+        assert federation(PFedBayes()).train == "all"
+
+    def test_the_round_can_be_followed_by_hand(self):
+        """client_round of one client, with batches and noise of one's own, needs no federation."""
+        model, method = make_model(), FedAvg(eta=0.0)
+        theta = model.net.init(1, "torch")
+        assert same_bits(client_round(method, model, (), theta, None, [])[1], theta)
+
+
+class TestParticipation:
+    @pytest.mark.parametrize("method", [FedAvg(), PFedBayes()], ids=lambda method: method.title)
+    def test_a_clients_training_does_not_depend_on_who_else_takes_part(self, method):
+        # beta = 0 and eta = 0 keep the server where it was, so that only the company differs.
+        still = dataclasses.replace(method, beta=0.0) if isinstance(method, PFedBayes) else method
+        few, all_train = (
+            trained(still, 1, training=dataclasses.replace(TRAINING, train=who, participants=2))
+            for who in ("chosen", "all")
+        )
+        assert difference(few.servers, all_train.servers) < 1e-12
+        for member in few.population.row:
+            assert difference(few.population.get([member]), all_train.population.get([member])) < 1e-12
+
+    def test_cursors_move_only_for_those_who_train(self):
+        training = dataclasses.replace(TRAINING, participants=2, train="chosen")
+        running, expected = federation(FedAvg(), training=training), [0] * len(SIZES)
+        for round in running.rounds():
+            for i in choose(training.seed, round, len(SIZES), 2):
+                expected[i] += training.local_steps * min(training.batch_size, SIZES[i])
+            assert running.tensors()["cursors"].tolist() == expected
+
+    def test_a_client_met_late_starts_from_the_server_of_that_round(self):
+        training = dataclasses.replace(TRAINING, participants=2, train="chosen")
+        method = PFedBayes(eta_personal=0.0)
+        running = federation(method, training=training)
+        first_seen = {}
+        while len(first_seen) < len(SIZES):
+            server = running.servers[0].clone()
+            running.train_round()
+            for i in running.population.row:
+                first_seen.setdefault(i, server)
+        for i, server in first_seen.items():
+            assert same_bits(running.population.get([i]).q[0], server)
+
+
+class TestMemory:
+    """A GPU that is too small is played by an engine that refuses to train many clients at once."""
+
+    @staticmethod
+    def shrink(monkeypatch, most):
+        real = Federation._train_chunk
+
+        def limited(self, members, *others):
+            if len(members) > most:
+                raise torch.OutOfMemoryError("too small")
+            return real(self, members, *others)
+
+        monkeypatch.setattr(Federation, "_train_chunk", limited)
+
+    def test_fewer_clients_at_once_give_the_same_result(self, monkeypatch):
+        expected = trained(PFedBayes())
+        self.shrink(monkeypatch, most=2)
+        small = trained(PFedBayes())
+        assert small.plan.chunk == 2
+        assert difference(small.servers, expected.servers) < 1e-12
+
+    def test_not_even_one_client_is_one_clear_line(self, monkeypatch):
+        self.shrink(monkeypatch, most=0)
+        with pytest.raises(UserError, match="even one client"):
+            federation(PFedBayes()).train_round()
+
+
+class TestPrediction:
+    x = randn(6, 3, seed=9)
+
+    def test_draws_depend_on_seed_round_client_and_model_alone(self):
+        ours, again = trained(PFedBayes(), 1), trained(PFedBayes(), 1)
+        personal = ours.predict("personal", 1, self.x, samples=3)
+        again.predict("shared", 0, self.x, samples=7)
+        assert torch.equal(again.predict("personal", 1, self.x, samples=3), personal)
+
+    def test_every_client_has_its_own_draw_of_its_model_and_all_have_one_of_the_shared(self):
+        start = federation(PFedBayes())  # all models are still equal
+        personal = [start.predict("personal", i, self.x, samples=1) for i in range(2)]
+        shared = [start.predict("shared", i, self.x, samples=1) for i in range(2)]
+        assert not torch.equal(*personal)
+        assert torch.equal(*shared)
+        assert not torch.equal(personal[0], shared[0])
+
+    def test_rounds_have_different_draws(self):
+        still = federation(PFedBayes(beta=0.0))
+        first = still.predict("shared", 0, self.x, samples=1)
+        still.train_round()
+        assert not torch.equal(still.predict("shared", 0, self.x, samples=1), first)
+
+    def test_long_inputs_in_parts_are_the_whole(self):
+        ours, x = federation(PFedBayes()), randn(12_001, 3, seed=8)
+        whole = ours.predict("shared", 0, x, samples=2)
+        assert whole.shape == (2, 12_001, 3)
+        for rows in (slice(0, 10), slice(4995, 5005), slice(-10, None)):
+            assert_close(whole[:, rows], ours.predict("shared", 0, x[rows], samples=2))
+
+    def test_mean_network_is_the_network_of_the_means(self):
+        ours = trained(PFedBayes(), 1)
+        mean = ours.predict("shared", 0, self.x, samples=None)
+        assert_close(mean[0], ours.model.net(ours.servers[0][0], self.x))
+
+    def test_one_draw_is_the_first_of_many(self):
+        outputs = trained(PFedBayes(), 1).estimates("personal", 0, self.x, samples=4)
+        assert set(outputs) == {"one", "mc4", "mean"}
+        assert torch.equal(outputs["one"], outputs["mc4"][:1])
+
+
+class TestEvaluation:
+    @pytest.mark.parametrize("label", [0, 1, 2])
+    @pytest.mark.parametrize("method", [FedAvg(eta=0.0), PFedBayes(eta_personal=0.0)], ids=lambda method: method.title)
+    def test_constant_predictor_scores_the_share_of_its_class(self, method, label):
+        shards = make_shards()
+        ours = trained(method, 1, model=make_model(Constant(label)), init="torch")
+        shares = [100 * float((shards.y[rows] == label).double().mean()) for rows in shards.test]
+        for which in ours.models():
+            for estimator, scores in ours.evaluate(samples=2)[which].items():
+                assert scores["accuracy"][0] == pytest.approx(shares), estimator
+
+    def test_clients_that_were_never_chosen_are_tested_too(self):
+        training = dataclasses.replace(TRAINING, participants=1, train="chosen")
+        ours, shards = trained(PFedBayes(eta_personal=0.1), 1, training=training), make_shards()
+        (met,) = ours.population.row
+        scores = ours.evaluate(samples=2)["personal"]["mean"]["accuracy"][0]
+        assert len(scores) == len(SIZES)
+        for i, rows in enumerate(shards.test):
+            theta = ours.population.get([met]).q[0, 0] if i == met else ours.servers[0][0]
+            log_probs = ours.model.net(theta, shards.x[rows]).log_softmax(-1)
+            assert scores[i] == pytest.approx(float(accuracy(log_probs, shards.y[rows])))
+
+    def test_each_client_is_tested_on_its_own_data_with_averaged_draws(self):
+        ours, shards = trained(PFedBayes(), 2), make_shards()
+        scores = ours.evaluate(samples=5)
+        for which in ("personal", "shared"):
+            for i, rows in enumerate(shards.test):
+                draws = ours.predict(which, i, shards.x[rows], samples=5)
+                expected = float(accuracy(log_average(draws), shards.y[rows]))
+                assert scores[which]["mc5"]["accuracy"][0][i] == pytest.approx(expected)
+
+    def test_evaluation_changes_nothing(self):
+        ours = trained(PFedBayes(), 2, training=dataclasses.replace(TRAINING, train="chosen", participants=1))
+        before = {name: tensor.clone() for name, tensor in ours.tensors().items()}
+        first, second = ours.evaluate(), ours.evaluate()
+        assert first == second
+        after = ours.tensors()
+        assert after.keys() == before.keys()
+        assert all(torch.equal(after[name], before[name]) for name in before)
+
+    def test_validation_data_are_a_split_of_their_own(self):
+        shards = make_shards()
+        swapped = dataclasses.replace(shards, test=shards.validation, validation=shards.test)
+        on_test = trained(FedAvg(), 1).evaluate(split="test")
+        assert trained(FedAvg(), 1, shards=swapped).evaluate(split="validation") == on_test
+
+    @pytest.mark.parametrize("noise", [0.5, None])
+    def test_regression_is_scored_by_its_own_metrics(self, noise):
+        shards = make_shards()
+        targets = dataclasses.replace(shards, y=shards.x[:, :2].sin(), num_classes=None)
+        module = mlp([3, 4, 2], "tanh")
+        model = Model(Net(module if noise else WithNoise(module)), Regression(noise))
+        scores = trained(PFedBayes(), 2, shards=targets, model=model).evaluate()
+        assert set(scores["personal"]["mc10"]) == set(METRICS["regression"])
+        assert torch.tensor(scores["personal"]["mc10"]["nll"]).isfinite().all()
+
+
+class TestState:
+    def test_state_of_another_experiment_is_refused(self):
+        state = trained(PFedBayes(), 1).tensors()
+        with pytest.raises(UserError, match="does not fit"):
+            federation(PFedBayes(), model=make_model(mlp([3, 5, 3]))).restore(state, 1)
+        with pytest.raises(UserError, match="does not fit"):
+            federation(FedAvg()).restore(state, 1)
+
+    def test_state_of_another_number_of_clients_is_refused(self):
+        state = trained(PFedBayes(), 1).tensors()
+        fewer = make_shards(SIZES[:4], TEST_SIZES[:4])
+        with pytest.raises(UserError, match="does not fit"):
+            federation(PFedBayes(), shards=fewer).restore(state, 1)
+
+    def test_state_from_a_file_is_copied(self):
+        first, second = trained(PFedBayes(), 1), federation(PFedBayes())
+        state = {name: tensor.clone() for name, tensor in first.tensors().items()}
+        kept = {name: tensor.clone() for name, tensor in state.items()}
+        second.restore(state, 1)
+        second.train_round()
+        assert all(torch.equal(state[name], kept[name]) for name in kept)
+
+
+class TestData:
+    @pytest.mark.parametrize("kind", ["images", "features"])
+    def test_images_and_features_train_in_the_dtype_of_the_plan(self, kind):
+        shards = make_shards()
+        if kind == "images":
+            shards = dataclasses.replace(shards, x=(shards.x.clamp(-2, 2) * 60 + 128).to(torch.uint8))
+        ours = trained(FedAvg(), 1, shards=shards, plan=Plan(dtype="float32", threads=1))
+        assert ours.x.dtype == (torch.uint8 if kind == "images" else torch.float32)
+        assert ours.servers[0].dtype == torch.float32
+
+    def test_own_arrays_need_ten_lines(self):
+        data = [(randn(n, 3, seed=n).numpy(), (torch.arange(n) % 2).numpy()) for n in (9, 30)]
+        shards = Shards.from_arrays(data, data)
+        ours = Federation(shards, Model(Net(mlp([3, 2])), Classification()), PFedBayes(), Training(rounds=2))
+        assert list(ours.rounds()) == [1, 2]
+        assert ours.evaluate()["personal"]["mc10"]["accuracy"][0]
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("module", [mlp([3072, 20, 3], "tanh"), vgg(outputs=3)], ids=["mlp", "vgg"])
+@pytest.mark.parametrize("over", ["vmap", "loop"])
+def test_gpu_and_cpu_agree_without_noise(module, over):
+    # Generators of the two devices draw different noise, so it is switched off.
+    method = PFedBayes(noise_std=0.0)
+    shards = dataclasses.replace(make_shards(), x=randn(sum(SIZES + TEST_SIZES), 3, 32, 32, seed=7))
+    cpu, gpu = (
+        trained(method, 2, shards=shards, model=make_model(module), plan=dataclasses.replace(EXACT, **where))
+        for where in ({"over": "loop"}, {"device": "cuda", "over": over, "threads": None})
+    )
+    assert difference(gpu.servers[0].cpu(), cpu.servers[0]) < 1e-9
