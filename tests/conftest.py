@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from federations import make_model, make_shards
 
 

@@ -50,8 +50,13 @@ def make_model(module: nn.Module | None = None, likelihood: Likelihood | None = 
     return Model(Net(module or mlp([3, 4, 3], "tanh")), likelihood or Classification())
 
 
+def model_for(method: Method) -> Model:
+    """The small model with the outputs that the method asks for."""
+    return make_model(mlp([3, 4, method.outputs or 3], "tanh"))._replace(pixels=method.pixels)
+
+
 def federation(method: Method, training: Training = TRAINING, plan: Plan = EXACT, **others: Any) -> Federation:
-    settings = {"shards": make_shards(), "model": make_model(), "training": training, "plan": plan} | others
+    settings = {"shards": make_shards(), "model": model_for(method), "training": training, "plan": plan} | others
     return Federation(method=method, **settings)
 
 
@@ -63,12 +68,17 @@ def trained(method: Method, rounds: int = TRAINING.rounds, **others: Any) -> Fed
     return result
 
 
+def client_shard(shards: Shards, rows: Tensor) -> Shard:
+    labels = torch.bincount(shards.y[rows], minlength=shards.num_classes) if shards.num_classes else torch.empty(0)
+    return Shard(torch.tensor(len(rows), dtype=torch.float64), labels)
+
+
 def client_steps(
     shards: Shards, model: Model, method: Method, training: Training, client: int, round: int, cursor: int
 ) -> list[Step]:
     """Batches and noise of one client's round from their names alone: real rows, nothing padded."""
-    rows = shards.train[client]
-    batch_size = min(training.batch_size, len(rows))
+    rows = torch.cat(shards.train) if method.pools else shards.train[client]
+    batch_size = len(rows) if method.full_batch else min(training.batch_size, len(rows))
     batches = []
     for k in range(training.local_steps * method.batches_per_step):
         taken = rows[positions(training.seed, client, len(rows), cursor + k * batch_size, batch_size)]
@@ -90,9 +100,9 @@ class Alone(NamedTuple):
     uploads: dict[int, Any]
 
 
-def first_server(method: Method, shards: Shards, model: Model, seed: int) -> Any:
+def first_server(method: Method, model: Model, seed: int, num_clients: int = len(SIZES)) -> Any:
     theta = model.net.init(key(seed, Purpose.INIT), method.default_init)
-    return method.init(theta.double(), len(shards.train))
+    return method.init(theta.double(), num_clients)
 
 
 def train_alone(
@@ -103,22 +113,24 @@ def train_alone(
     model: Model | None = None,
 ) -> Alone:
     """The whole federation in float64, one client at a time by client_round: no client axis, no padding, no engine."""
-    shards, model = shards or make_shards(), model or make_model()
-    num_clients = len(shards.train)
-    sizes = torch.tensor([len(rows) for rows in shards.train], dtype=torch.float64)
-    server = first_server(method, shards, model, training.seed)
+    shards, model = shards or make_shards(), model or model_for(method)
+    train_sets = (torch.cat(shards.train),) if method.pools else shards.train
+    num_clients = len(train_sets)
+    sizes = torch.tensor([len(rows) for rows in train_sets], dtype=torch.float64)
+    server = first_server(method, model, training.seed, num_clients)
     clients: dict[int, Any] = {}
     uploads: dict[int, Any] = {}
     cursors = [0] * num_clients
     for round in range(1, rounds + 1):
-        chosen = choose(training.seed, round, num_clients, training.participants or num_clients)
+        chosen = choose(training.seed, round, num_clients, min(training.participants or num_clients, num_clients))
         everybody = (training.train or method.who_trains) == "all"
         uploads = {}
         for i in range(num_clients) if everybody else chosen.tolist():
             received = pick(method.download(server, torch.tensor([i])), 0)
+            shard = client_shard(shards, train_sets[i])
             steps = client_steps(shards, model, method, training, i, round, cursors[i])
             client = clients[i] if i in clients else method.enrol(received)
-            clients[i], uploads[i] = client_round(method, model, client, received, Shard(sizes[i]), steps)
+            clients[i], uploads[i] = client_round(method, model, client, received, shard, steps)
             cursors[i] += sum(int(batch.size) for batches, _ in steps for batch in batches)
         received_uploads = stack([uploads[i] for i in chosen.tolist()])
         server = method.aggregate(server, received_uploads, sizes[chosen], torch.from_numpy(chosen))
@@ -143,16 +155,17 @@ def _pad(batch: Batch, width: int, filler: float) -> Batch:
 
 def stacked_inputs(method: Method, filler: float = 0.0, shards: Shards | None = None) -> Inputs:
     """The first round of all clients, small batches filled up with rows of `filler`."""
-    shards, model = shards or make_shards(), make_model()
-    server = first_server(method, shards, model, TRAINING.seed)
-    received = method.download(server, torch.arange(len(SIZES)))
-    client = stack([method.enrol(pick(received, i)) for i in range(len(SIZES))])
-    each = [client_steps(shards, model, method, TRAINING, i, 1, 0) for i in range(len(SIZES))]
+    shards, model, clients = shards or make_shards(), model_for(method), range(len(SIZES))
+    received = method.download(first_server(method, model, TRAINING.seed), torch.arange(len(SIZES)))
+    client = stack([method.enrol(pick(received, i)) for i in clients])
+    shard = stack([client_shard(shards, rows) for rows in shards.train])
+    each = [client_steps(shards, model, method, TRAINING, i, 1, 0) for i in clients]
     steps = []
     for parts in zip(*each, strict=True):
-        padded = [tuple(_pad(batch, TRAINING.batch_size, filler) for batch in batches) for batches, _ in parts]
+        width = max(len(batches[0].weight) for batches, _ in parts)
+        padded = [tuple(_pad(batch, width, filler) for batch in batches) for batches, _ in parts]
         steps.append((stack(padded), torch.stack([noise for _, noise in parts])))
-    return Inputs(client, received, Shard(torch.tensor(SIZES, dtype=torch.float64)), steps)
+    return Inputs(client, received, shard, steps)
 
 
 def one_of(inputs: Inputs, i: int) -> Inputs:

@@ -1,7 +1,11 @@
 import dataclasses
+import itertools
 
 import pytest
 import torch
+from torch import nn
+from torch.testing import assert_close
+
 from federations import (
     EXACT,
     SIZES,
@@ -15,15 +19,12 @@ from federations import (
     same_bits,
     trained,
 )
-from torch import nn
-from torch.testing import assert_close
-
 from pfedbayes.data import Shards
 from pfedbayes.engine import Federation, Plan, Training, choose_device, choose_plan, client_round
 from pfedbayes.errors import UserError
 from pfedbayes.likelihoods import Classification, Regression
 from pfedbayes.methods import FedAvg, PFedBayes
-from pfedbayes.metrics import METRICS, accuracy, log_average
+from pfedbayes.metrics import METRICS, accuracy, scores
 from pfedbayes.nets import Model, Net, WithNoise, mlp, vgg
 from pfedbayes.streams import choose
 
@@ -39,6 +40,21 @@ class Constant(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.scores.expand(len(x), -1)
+
+
+@dataclasses.dataclass(frozen=True)
+class ByLoop(FedAvg):
+    batched = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Pooled(FedAvg):
+    pools = True
+
+
+@dataclasses.dataclass(frozen=True)
+class FullBatch(FedAvg):
+    full_batch = True
 
 
 class TestTraining:
@@ -71,8 +87,15 @@ class TestTraining:
 
 class TestPlan:
     def test_convolutions_are_looped_on_a_cpu_and_the_rest_is_mapped(self):
-        assert choose_plan(make_model(), "cpu").over == "vmap"
-        assert choose_plan(make_model(vgg()), "cpu").over == "loop"
+        assert choose_plan(make_model(), FedAvg(), "cpu").over == "vmap"
+        assert choose_plan(make_model(vgg()), FedAvg(), "cpu").over == "loop"
+
+    def test_a_method_that_cannot_be_mapped_is_looped_and_mapping_it_refused(self):
+        assert choose_plan(make_model(), ByLoop(), "cpu").over == "loop"
+        looped = trained(ByLoop(), plan=dataclasses.replace(EXACT, over="loop"))
+        assert difference(looped.servers, trained(FedAvg()).servers) < 1e-12
+        with pytest.raises(UserError, match="loop"):
+            federation(ByLoop(), plan=EXACT)
 
     def test_a_gpu_that_is_not_there_is_refused(self, monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -108,6 +131,23 @@ class TestRounds:
         model, method = make_model(), FedAvg(eta=0.0)
         theta = model.net.init(1, "torch")
         assert same_bits(client_round(method, model, (), theta, None, [])[1], theta)
+
+
+class TestMethodsHabits:
+    def test_a_full_batch_is_the_whole_shard(self):
+        large = dataclasses.replace(TRAINING, batch_size=1000)
+        assert same_bits(trained(FullBatch()).servers, trained(FedAvg(), training=large).servers)
+
+    def test_pooled_training_is_one_client_that_has_everything(self):
+        shards, everybody = make_shards(), dataclasses.replace(TRAINING, participants=None)
+        one = dataclasses.replace(
+            shards,
+            train=(torch.cat(shards.train),),
+            **{name: getattr(shards, name)[:1] for name in ("test", "validation", "names")},
+        )
+        pooled = trained(Pooled())
+        assert same_bits(pooled.servers, trained(FedAvg(), training=everybody, shards=one).servers)
+        assert len(pooled.evaluate()["shared"]["mean"]["accuracy"][0]) == len(SIZES)
 
 
 class TestParticipation:
@@ -207,11 +247,6 @@ class TestPrediction:
         mean = ours.predict("shared", 0, self.x, samples=None)
         assert_close(mean[0], ours.model.net(ours.servers[0][0], self.x))
 
-    def test_one_draw_is_the_first_of_many(self):
-        outputs = trained(PFedBayes(), 1).estimates("personal", 0, self.x, samples=4)
-        assert set(outputs) == {"one", "mc4", "mean"}
-        assert torch.equal(outputs["one"], outputs["mc4"][:1])
-
 
 class TestEvaluation:
     @pytest.mark.parametrize("label", [0, 1, 2])
@@ -221,28 +256,29 @@ class TestEvaluation:
         ours = trained(method, 1, model=make_model(Constant(label)), init="torch")
         shares = [100 * float((shards.y[rows] == label).double().mean()) for rows in shards.test]
         for which in ours.models():
-            for estimator, scores in ours.evaluate(samples=2)[which].items():
-                assert scores["accuracy"][0] == pytest.approx(shares), estimator
+            for estimator, figures in ours.evaluate(samples=2)[which].items():
+                assert figures["accuracy"][0] == pytest.approx(shares), estimator
 
     def test_clients_that_were_never_chosen_are_tested_too(self):
         training = dataclasses.replace(TRAINING, participants=1, train="chosen")
         ours, shards = trained(PFedBayes(eta_personal=0.1), 1, training=training), make_shards()
         (met,) = ours.population.row
-        scores = ours.evaluate(samples=2)["personal"]["mean"]["accuracy"][0]
-        assert len(scores) == len(SIZES)
+        figures = ours.evaluate(samples=2)["personal"]["mean"]["accuracy"][0]
+        assert len(figures) == len(SIZES)
         for i, rows in enumerate(shards.test):
             theta = ours.population.get([met]).q[0, 0] if i == met else ours.servers[0][0]
             log_probs = ours.model.net(theta, shards.x[rows]).log_softmax(-1)
-            assert scores[i] == pytest.approx(float(accuracy(log_probs, shards.y[rows])))
+            assert figures[i] == pytest.approx(float(accuracy(log_probs, shards.y[rows])))
 
-    def test_each_client_is_tested_on_its_own_data_with_averaged_draws(self):
-        ours, shards = trained(PFedBayes(), 2), make_shards()
-        scores = ours.evaluate(samples=5)
-        for which in ("personal", "shared"):
-            for i, rows in enumerate(shards.test):
-                draws = ours.predict(which, i, shards.x[rows], samples=5)
-                expected = float(accuracy(log_average(draws), shards.y[rows]))
-                assert scores[which]["mc5"]["accuracy"][0][i] == pytest.approx(expected)
+    def test_each_client_is_tested_on_its_own_data_by_each_estimator(self):
+        ours, shards = trained(PFedBayes(rho0=0.0), 2), make_shards()
+        evaluated = ours.evaluate(samples=5)
+        for which, i in itertools.product(("personal", "shared"), range(len(SIZES))):
+            x, y = shards.x[shards.test[i]], shards.y[shards.test[i]]
+            draws, mean = ours.predict(which, i, x, samples=5), ours.predict(which, i, x, samples=None)
+            for name, outputs in {"one": draws[:1], "mc5": draws, "mean": mean}.items():
+                expected = scores(ours.model.likelihood, outputs, y).tolist()
+                assert [values[0][i] for values in evaluated[which][name].values()] == pytest.approx(expected)
 
     def test_evaluation_changes_nothing(self):
         ours = trained(PFedBayes(), 2, training=dataclasses.replace(TRAINING, train="chosen", participants=1))
@@ -265,9 +301,9 @@ class TestEvaluation:
         targets = dataclasses.replace(shards, y=shards.x[:, :2].sin(), num_classes=None)
         module = mlp([3, 4, 2], "tanh")
         model = Model(Net(module if noise else WithNoise(module)), Regression(noise))
-        scores = trained(PFedBayes(), 2, shards=targets, model=model).evaluate()
-        assert set(scores["personal"]["mc10"]) == set(METRICS["regression"])
-        assert torch.tensor(scores["personal"]["mc10"]["nll"]).isfinite().all()
+        figures = trained(PFedBayes(), 2, shards=targets, model=model).evaluate()["personal"]["mc10"]
+        assert set(figures) == set(METRICS["regression"])
+        assert torch.tensor(figures["nll"]).isfinite().all()
 
 
 class TestState:

@@ -60,7 +60,7 @@ def foreign_imports(module: str) -> set[str]:
 
 
 def top(module: str) -> str:
-    return module.split(".")[0]
+    return module.split(".", maxsplit=1)[0]
 
 
 def test_every_module_has_a_place():

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from federations import EXACT, client_steps, difference, federation, first_server, make_model, make_shards, train_alone
 
+from federations import EXACT, client_steps, difference, federation, first_server, make_model, make_shards, train_alone
 from pfedbayes.engine import Training
 from pfedbayes.methods import PFedBayes
 from pfedbayes.nets import mlp
@@ -41,7 +41,7 @@ def run_naive(naive, method, rounds):
 
     result = naive.algorithm_1(
         mlp([3, 4, 3], "tanh"),
-        first_server(method, shards, model, TRAINING.seed),
+        first_server(method, model, TRAINING.seed),
         sizes,
         draw,
         lambda t: choose(TRAINING.seed, t, len(sizes), TRAINING.participants).tolist(),
@@ -59,7 +59,7 @@ def run_naive(naive, method, rounds):
 def test_engine_and_one_client_alone_agree_with_algorithm_1(naive, zeta, samples):
     method = PFedBayes(zeta=zeta, samples=samples, beta=0.7, eta_personal=0.002, eta_global=0.003)
     shared, personal = run_naive(naive, method, ROUNDS)
-    start = first_server(method, make_shards(), make_model(), TRAINING.seed)
+    start = first_server(method, make_model(), TRAINING.seed)
     assert difference(shared, start) > 1e-3  # it has moved
     for over in ("vmap", "loop"):
         ours = federation(method, training=TRAINING, plan=dataclasses.replace(EXACT, over=over))

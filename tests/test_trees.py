@@ -44,7 +44,7 @@ def test_leaves_have_dotted_names():
         "clients.pair.0",
         "clients.pair.1",
     ]
-    assert list(named_leaves(torch.zeros(2), "server"))[0][0] == "server"
+    assert dict(named_leaves(torch.zeros(2), "server")).keys() == {"server"}
     assert leaves(()) == []
 
 

@@ -17,7 +17,7 @@ from pfedbayes.errors import Diverged, UserError
 from pfedbayes.methods.base import Adaptation, Method, Shard, State
 from pfedbayes.metrics import METRICS, log_average, log_label_prior, scores
 from pfedbayes.nets import Batch, Init, Model
-from pfedbayes.optim import Adam, adam, adam_init
+from pfedbayes.optim import Adam, Momentum, adam, adam_init, momentum, momentum_init
 from pfedbayes.streams import Purpose, choose, fill_normal, key, normal
 from pfedbayes.trees import concat, fill, finite_rows, leaves, named_leaves, pick, stack
 
@@ -220,10 +220,10 @@ class Federation:
         self.round = 0
         thetas = [model.net.init(key(seed, Purpose.INIT), init or method.default_init) for seed in self.seeds]
         self.servers: list[State] = [
-            method.init(theta.to(self.device, self.dtype), self.num_clients) for theta in thetas
+            method.init(theta.to(self.device, self.dtype), self.num_clients, model.net.shapes) for theta in thetas
         ]
-        self._server_optimizers: list[Adam | Tensor] = [
-            adam_init(server) if self.training.server_optimizer == "adam" else torch.zeros_like(server)
+        self._server_optimizers: list[Adam | Momentum] = [
+            adam_init(server) if self.training.server_optimizer == "adam" else momentum_init(server)
             for server in self.servers
             if self.training.server_optimizer != "none"
         ]
@@ -275,18 +275,17 @@ class Federation:
         self.servers = servers
         self.round = round
 
-    def _follow(self, averages: list[Tensor]) -> tuple[list[State], list[Adam | Tensor]]:
+    def _follow(self, averages: list[Tensor]) -> tuple[list[State], list[Adam | Momentum]]:
         """FedOpt (Reddi et al. 2021): the step from the server's state to the average is minus its gradient."""
-        rate, momentum = self.training.server_rate, self.training.server_momentum
+        rate, decay = self.training.server_rate, self.training.server_momentum
         servers: list[State] = []
-        optimizers: list[Adam | Tensor] = []
+        optimizers: list[Adam | Momentum] = []
         for server, average, state in zip(self.servers, averages, self._server_optimizers, strict=True):
-            new: Adam | Tensor
-            if isinstance(state, Tensor):
-                new = momentum * state + (average - server)
-                followed = server + rate * new
+            new: Adam | Momentum
+            if isinstance(state, Adam):
+                followed, new = adam(server, server - average, state, rate, decay, beta2=0.99, eps=1e-3)
             else:
-                followed, new = adam(server, server - average, state, rate, momentum, beta2=0.99, eps=1e-3)
+                followed, new = momentum(server, server - average, state, rate, decay)
             servers.append(followed)
             optimizers.append(new)
         return servers, optimizers
@@ -399,7 +398,7 @@ class Federation:
             return state
         train = self.batch_of(self.train_sets[client])
         seed = key(self.seeds[seed_index], Purpose.ADAPTATION, self.round, client)
-        data = Adaptation(train, int(self.batch_sizes[client]), seed, test)
+        data = Adaptation(train, int(self.batch_sizes[client]), self.shards.num_classes, seed, test)
         return self.method.adapt(self.model, state, self._received(client, seed_index), data)
 
     def _received(self, client: int, seed_index: int) -> State:

@@ -38,7 +38,7 @@ class Net:
             raise UserError("the module has no parameters to learn: give a module with at least one layer")
         self._module = copy.deepcopy(module).eval().requires_grad_(False)
         self._names = list(parameters)
-        self._shapes = [parameter.shape for parameter in parameters.values()]
+        self.shapes = tuple(parameter.shape for parameter in parameters.values())
         self._sizes = [parameter.numel() for parameter in parameters.values()]
         self.num_params = sum(self._sizes)
         self.head_size = _last_layer_size(module)
@@ -47,9 +47,7 @@ class Net:
     def __call__(self, theta: Tensor, x: Tensor) -> Tensor:
         """Outputs (n, ...) of the network with parameters theta (T,) at inputs x (n, ...)."""
         parts = torch.split_with_sizes(theta, self._sizes)  # slices would cost a zero vector each in the backward pass
-        parameters = {
-            name: part.view(shape) for name, part, shape in zip(self._names, parts, self._shapes, strict=True)
-        }
+        parameters = {name: part.view(shape) for name, part, shape in zip(self._names, parts, self.shapes, strict=True)}
         outputs: Tensor = torch.func.functional_call(self._module, parameters, (x,))
         return outputs
 

@@ -13,6 +13,23 @@ def sgd(theta: Tensor, grad: Tensor, rate: float) -> Tensor:
     return theta - rate * grad
 
 
+class Momentum(NamedTuple):
+    """The decaying sum of past steps."""
+
+    velocity: Tensor
+
+
+def momentum_init(theta: Tensor) -> Momentum:
+    """Momentum before its first step."""
+    return Momentum(torch.zeros_like(theta))
+
+
+def momentum(theta: Tensor, grad: Tensor, state: Momentum, rate: float, decay: float) -> tuple[Tensor, Momentum]:
+    """One step of gradient descent with heavy-ball momentum."""
+    velocity = decay * state.velocity + grad
+    return theta - rate * velocity, Momentum(velocity)
+
+
 class Adam(NamedTuple):
     """Running moments of the gradient and the number of steps taken."""
 

@@ -2,10 +2,10 @@ import dataclasses
 
 import pytest
 import torch
-from federations import difference, make_model, make_shards, same_bits, trained
 from torch import nn
 from torch.nn import functional
 
+from federations import difference, make_model, make_shards, same_bits, trained
 from pfedbayes.data import positions
 from pfedbayes.engine import Training
 from pfedbayes.methods import FedAvg

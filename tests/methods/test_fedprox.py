@@ -2,10 +2,10 @@ import dataclasses
 
 import pytest
 import torch
-from federations import EXACT, TRAINING, make_model, randn, same_bits, trained
 from torch import nn
 from torch.testing import assert_close
 
+from federations import EXACT, TRAINING, make_model, randn, same_bits, trained
 from pfedbayes.engine import client_round
 from pfedbayes.likelihoods import Regression
 from pfedbayes.methods import FedAvg, FedProx
@@ -42,7 +42,7 @@ class TestQuadraticLoss:
         model = make_model(nn.Linear(3, 1, bias=False), Regression(sigma_eps=1.0))
         batch = Batch(self.x, self.y, torch.ones(12, dtype=torch.float64))
         step = (batch,), torch.zeros(())
-        shard = Shard(torch.tensor(12.0, dtype=torch.float64))
+        shard = Shard(torch.tensor(12.0, dtype=torch.float64), labels=torch.empty(0))
         _, upload = client_round(method, model, (), self.w, shard, [step] * steps)
         return upload
 

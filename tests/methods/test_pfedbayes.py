@@ -3,6 +3,11 @@ import itertools
 
 import pytest
 import torch
+from torch import nn
+from torch.distributions import Normal, kl_divergence
+from torch.nn.functional import softplus
+from torch.testing import assert_close
+
 from federations import (
     SIZES,
     TRAINING,
@@ -18,11 +23,6 @@ from federations import (
     train_alone,
     trained,
 )
-from torch import nn
-from torch.distributions import Normal, kl_divergence
-from torch.nn.functional import softplus
-from torch.testing import assert_close
-
 from pfedbayes.data import Shards
 from pfedbayes.engine import Training, client_round
 from pfedbayes.gaussian import barycentre, gaussian, rho_of, sample, sigma
@@ -264,7 +264,7 @@ def test_without_kl_and_noise_it_is_adam_on_the_loss_of_the_means():
 def test_scaling_the_objective_leaves_the_iterates_alone():
     plain, scaled = PFedBayes(zeta=2.0), PFedBayes(zeta=200.0)
     inputs = one_of(stacked_inputs(plain), 0)
-    weighted = inputs._replace(shard=Shard(100 * inputs.shard.size))
+    weighted = inputs._replace(shard=inputs.shard._replace(size=100 * inputs.shard.size))
     assert_close(run(scaled, weighted)[0].q, run(plain, inputs)[0].q, rtol=0, atol=1e-7)
 
 
@@ -360,7 +360,7 @@ class TestBayesianLinearRegression:
         method = PFedBayes(zeta, self.rho0, rate, eta_global=0.0, samples=4, prior="fixed", optimizer="sgd")
         for rows, optimum in zip(self.rows, self.optimum(zeta), strict=True):
             batch = Batch(self.x[rows], self.y[rows], torch.ones(len(rows), dtype=torch.float64))
-            shard = Shard(torch.tensor(len(rows), dtype=torch.float64))
+            shard = Shard(torch.tensor(len(rows), dtype=torch.float64), labels=torch.empty(0))
             steps = [((batch,), simplex[None])] * 400
             client, _ = client_round(method, self.model, new_client(self.prior), self.prior, shard, steps)
             assert_close(client.q, optimum, rtol=1e-7, atol=1e-7)
@@ -407,6 +407,6 @@ def test_noise_reaches_the_objective_through_eq_26():
 
 def test_first_models_of_server_and_clients_are_equal():
     method = PFedBayes()
-    start = first_server(method, make_shards(), make_model(), TRAINING.seed)
+    start = first_server(method, make_model(), TRAINING.seed)
     assert same_bits(method.enrol(start).q, start)
     assert not any(leaf.any() for leaf in method.enrol(start).adam_q)

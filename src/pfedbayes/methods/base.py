@@ -33,12 +33,13 @@ class Shard(NamedTuple):
 class Adaptation(NamedTuple):
     """What a personal model may be made from when it is asked to predict.
 
-    train: the client's whole training set; batch_size b; seed for whatever has to be drawn. test: the data to be
+    train: the client's whole training set; batch_size b; num_classes (None in regression); seed for whatever has to be drawn. test: the data to be
     predicted where their targets are known, which only an option that reproduces a leaky evaluation looks at.
     """
 
     train: Batch
     batch_size: int
+    num_classes: int | None
     seed: int
     test: Batch | None
 
@@ -65,8 +66,8 @@ class Method:
 
     # Server
 
-    def init(self, theta: Tensor, num_clients: int) -> State:
-        """Server state from the first parameters theta (T,)."""
+    def init(self, theta: Tensor, num_clients: int, shapes: tuple[torch.Size, ...]) -> State:
+        """Server state from the first parameters theta (T,), a concatenation of tensors of these shapes."""
         return theta
 
     def download(self, server: State, clients: Tensor) -> State:

@@ -76,7 +76,7 @@ class PFedBayes(Method):
         require(self.noise_std >= 0, f"noise_std must not be negative, got {self.noise_std}")
         require(self.personal_steps >= 1, f"personal_steps must be at least 1, got {self.personal_steps}")
 
-    def init(self, theta: Tensor, num_clients: int) -> Tensor:
+    def init(self, theta: Tensor, num_clients: int, shapes: tuple[torch.Size, ...]) -> Tensor:
         """v^0: means theta, one rho for all."""
         return gaussian(theta, self.rho0)
 
