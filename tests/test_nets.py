@@ -6,10 +6,12 @@ from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
 
+from federations import first_server, make_model, randn
 from pfedbayes.errors import UserError
 from pfedbayes.likelihoods import Classification, Regression
 from pfedbayes.methods import PFedBayes
 from pfedbayes.nets import Batch, Model, Net, WithNoise, mlp, vgg
+from pfedbayes.streams import Purpose, key
 
 # Weights and biases of the 3 x 3 convolutions 3-16-32-64-128-128, layer by layer.
 CONVOLUTIONS = sum(9 * a * b + b for a, b in [(3, 16), (16, 32), (32, 64), (64, 128), (128, 128)])
@@ -210,18 +212,16 @@ def test_learned_noise_is_one_more_output():
 
 
 def test_every_parameter_has_a_mean_and_a_rho():
-    theta = Net(mlp([784, 100, 10])).init(1, "normal")
-    v = PFedBayes().init(theta, num_clients=10)
+    model = make_model(mlp([784, 100, 10]))
+    v = first_server(PFedBayes(), model, seed=1)
     assert v.shape == (2, 79_510)
-    assert torch.equal(v[0], theta)
+    assert torch.equal(v[0], model.net.init(key(1, Purpose.INIT), "normal").double())
     assert (v[1] == -2.5).all()
 
 
 @pytest.mark.parametrize("quiet", ["noise 0", "sigma 0"])
 def test_bayesian_net_without_noise_is_the_deterministic_net(quiet):
-    model = Model(Net(mlp([3, 4, 2], "tanh")), Classification())
-    theta = model.net.init(1, "normal").double()
+    model, x = make_model(), randn(5, 3)
     method = PFedBayes(noise_std=0.0) if quiet == "noise 0" else PFedBayes(rho0=-50.0)
-    x, noise = torch.ones(5, 3, dtype=torch.float64), torch.ones(4, model.net.num_params, dtype=torch.float64)
-    outputs = method.predict_shared(model, method.init(theta, 1), x, noise)
-    assert_close(outputs, model.outputs(theta, x).expand(4, 5, 2))
+    v, noise = first_server(method, model, seed=1), randn(4, model.net.num_params)
+    assert_close(method.predict_shared(model, v, x, noise), model.net(v[0], x).expand(4, 5, 3))

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from pfedbayes.optim import Adam, adam, adam_init, sgd
+from pfedbayes.optim import Adam, adam, adam_init, momentum, momentum_init, sgd
 
 
 def gradients(steps: int, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -25,9 +25,9 @@ def run_adam(theta: torch.Tensor, grads: torch.Tensor, rate: float) -> tuple[tor
     return theta, state
 
 
-def run_torch(optimizer: type[torch.optim.Optimizer], theta, grads, rate) -> torch.Tensor:
+def run_torch(optimizer: type[torch.optim.Optimizer], theta, grads, rate, **settings) -> torch.Tensor:
     parameter = torch.nn.Parameter(theta.clone())
-    optimiser = optimizer([parameter], lr=rate)
+    optimiser = optimizer([parameter], lr=rate, **settings)
     for grad in grads:
         parameter.grad = grad.clone()
         optimiser.step()
@@ -48,6 +48,14 @@ def test_sgd_agrees_with_torch():
     for grad in grads:
         ours = sgd(ours, grad, 0.1)
     assert_close(ours, run_torch(torch.optim.SGD, theta, grads, 0.1), rtol=1e-14, atol=1e-14)
+
+
+def test_momentum_agrees_with_torch():
+    theta, grads = start(30), gradients(20, 30)
+    ours, state = theta, momentum_init(theta)
+    for grad in grads:
+        ours, state = momentum(ours, grad, state, 0.1, decay=0.8)
+    assert_close(ours, run_torch(torch.optim.SGD, theta, grads, 0.1, momentum=0.8), rtol=1e-13, atol=1e-13)
 
 
 def test_first_adam_step_has_the_size_of_the_rate():

@@ -152,6 +152,7 @@ def run(
     result = runs.read(folder)
     page = write([folder], folder / runs.REPORT)
     _print_table(result)
+    _print_window(result)
     typer.echo(f"run folder: {folder}")
     typer.echo(f"report:     {page}")
     if as_json:
@@ -316,6 +317,23 @@ def _print_table(result: Run) -> None:
     for row in rows:
         for title, estimates in (("mean", row.mean), ("worst", row.worst)):
             table.add_row(row.model, title, *(tables.text(name, estimates[name]) for name in names))
+    Console().print(table)
+
+
+def _print_window(result: Run) -> None:
+    """Best, mean and last over the window of rounds, where the experiment has one."""
+    from pfedbayes.report import tables
+
+    if not (rows := tables.window(result)):
+        return
+    name = tables.metric_names(result)[0]
+    first, last = result.config["training"]["evaluate_window"]
+    table = Table(title=f"{tables.metric(name).label} over rounds {first} to {last}")
+    for heading in ("model", "prediction", "best (picked on test data)", "mean", "last"):
+        table.add_column(heading)
+    for row in rows:
+        figures = (tables.text(name, estimate) for estimate in (row.best, row.mean, row.last))
+        table.add_row(row.model, tables.estimator_title(row.estimator), *figures)
     Console().print(table)
 
 

@@ -91,6 +91,7 @@ def _run_context(run: Run, label: str) -> dict[str, Any]:
         "lead": words.lead(run),
         "headline": _headline_table(run, names),
         "estimators": _estimator_table(run, names),
+        "window": _window_table(run, names),
         "several_seeds": len(run.info["seeds"]) > 1,
         "split": tables.split(run),
         "curves": [_curves(run, name) for name in _curve_metrics(names)],
@@ -197,6 +198,30 @@ def _estimator_table(run: Run, names: Sequence[str]) -> Table | None:
         for model in shown
     ]
     return Table("All ways to predict, mean over clients", [_head(name) for name in names], blocks)
+
+
+def _window_table(run: Run, names: Sequence[str]) -> Table | None:
+    """Best, mean and last over the rounds of the window, as papers report them."""
+    rows = tables.window(run)
+    if not rows:
+        return None
+    first, last = run.config["training"]["evaluate_window"]
+    blocks = [
+        (
+            _TITLE[model],
+            [
+                (
+                    tables.estimator_title(row.estimator),
+                    [tables.text(names[0], estimate) for estimate in (row.best, row.mean, row.last)],
+                )
+                for row in rows
+                if row.model == model
+            ],
+        )
+        for model in tables.models(run)
+    ]
+    caption = f"{_axis(names[0])} over rounds {first} to {last}; the best round is picked on the data it is scored on"
+    return Table(caption, ["best", "mean", "last"], blocks)
 
 
 def _comparison_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:

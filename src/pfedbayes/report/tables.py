@@ -84,6 +84,8 @@ def text(name: str, estimate: Estimate) -> str:
 
 def estimator_title(name: str) -> str:
     """How a prediction was made from a distribution over models, in words."""
+    if name.endswith("+prior"):
+        return f"{estimator_title(name.removesuffix('+prior'))}, with the client's label prior"
     if name.startswith("mc"):
         return f"{name.removeprefix('mc')} samples averaged"
     return {"one": "one sample", "mean": "mean network"}.get(name, name)
@@ -162,6 +164,36 @@ def curve(run: Run, model: str, estimator: str, name: str) -> list[tuple[int, Es
         for record in evaluated(run)
         if name in (record.get(model) or {}).get(estimator, {})
     ]
+
+
+@dataclass(frozen=True)
+class WindowRow:
+    """A model's first metric over the rounds of training.evaluate_window.
+
+    The best round is picked on the very data it is scored on: it is what papers print, not an unbiased estimate.
+    """
+
+    model: str
+    estimator: str
+    best: Estimate
+    mean: Estimate
+    last: Estimate
+
+
+def window(run: Run) -> list[WindowRow]:
+    """One row per model and estimator; none if the run has no window or has not come to it."""
+    first, last = run.config["training"].get("evaluate_window") or (1, 0)
+    records = [record for record in evaluated(run) if first <= record["round"] <= last]
+    rows = []
+    for model in models(run) if records else []:
+        name = metric_names(run)[0]
+        best = np.max if metric(name).larger_is_better else np.min
+        for estimator in estimators(run, model):
+            values = [mean_over_clients(numbers(record[model][estimator][name]), _sizes(run)) for record in records]
+            by_round = np.stack(values)
+            reduced = (best(by_round, axis=0), by_round.mean(axis=0), by_round[-1])
+            rows.append(WindowRow(model, estimator, *(over_seeds(figures) for figures in reduced)))
+    return rows
 
 
 def per_client(run: Run, model: str, name: str) -> list[Estimate]:

@@ -1,0 +1,38 @@
+"""A run killed at any moment and resumed gives the same bits as one that was left alone."""
+
+import random
+import time
+
+import pytest
+
+from pfedbayes import runs
+from test_cli import SMALL, log_without_times, pfedbayes, same_state, start
+
+ON_MNIST = ["--set", "training.rounds=12", "--set", "training.evaluate_every=2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "longest"),
+    [
+        ([*SMALL, "--set", "training.rounds=150", "--set", "training.participants=2"], 4.0),
+        pytest.param([*ON_MNIST, "--set", "training.participants=4", "--seeds", "2"], 25.0, marks=pytest.mark.slow),
+        pytest.param([*ON_MNIST, "--set", "method.name=fedprox"], 12.0, marks=pytest.mark.slow),
+        pytest.param([*ON_MNIST, "--set", "training.train=chosen", "--set", "training.participants=3"], 12.0,
+                     marks=pytest.mark.slow),
+    ],
+    ids=["small", "mnist-two-seeds", "mnist-fedprox", "mnist-chosen"],
+)  # fmt: skip
+def test_five_kills_change_no_bit(tmp_path, arguments, longest):
+    arguments = [*arguments, "--set", "execution.checkpoint_seconds=0.2"]
+    assert pfedbayes("run", *arguments, "--out", "whole", cwd=tmp_path).returncode == 0
+    moments = random.Random(7)
+    for _ in range(5):
+        process = start("run", *arguments, "--out", "killed", "--resume", cwd=tmp_path)
+        time.sleep(moments.uniform(0.5, longest))
+        process.kill()
+        process.communicate()
+    done = pfedbayes("run", *arguments, "--out", "killed", "--resume", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert log_without_times(tmp_path / "killed") == log_without_times(tmp_path / "whole")
+    assert same_state(tmp_path / "killed", tmp_path / "whole")
+    assert (tmp_path / "killed" / runs.SUMMARY).exists()
