@@ -41,7 +41,7 @@ def client_round(
     steps: Iterable[Step],
     over: Over = alone,
 ) -> tuple[State, State]:
-    """One round of local training: the client's new state and its upload.
+    """A client's part of a round, Algorithm 1: R local steps; the client's new state and its upload.
 
     Written for one client. With `over=torch.func.vmap` the same lines train many at once, every argument then having
     a leading client axis.
@@ -145,31 +145,25 @@ class Population:
         self.row: dict[int, int] = {}
         self.states: State = None
 
-    def enrol(self, clients: Sequence[int], fresh: Callable[[list[int]], State]) -> None:
-        """Give a first state to those that have none."""
-        if new := [client for client in clients if client not in self.row]:
-            states = fresh(new)
-            self.states = states if self.states is None else concat([self.states, states])
-            self.row.update({client: len(self.row) + k for k, client in enumerate(new)})
-
-    def _rows(self, clients: Sequence[int]) -> list[int] | None:
-        """Rows of the clients; None where that is simply everybody, in order."""
-        rows = [self.row[client] for client in clients]
-        return None if rows == list(range(len(self.row))) else rows
-
-    def get(self, clients: Sequence[int]) -> State:
-        """Stacked states of these clients."""
-        rows = self._rows(clients)
-        return self.states if rows is None else pick(self.states, rows)
+    def get(self, clients: Sequence[int], fresh: Callable[[int], State]) -> State:
+        """Stacked states of these clients; one that was not met before has a fresh one."""
+        if list(clients) == list(self.row):
+            return self.states
+        return stack([pick(self.states, self.row[k]) if k in self.row else fresh(k) for k in clients])
 
     def put(self, clients: Sequence[int], states: State) -> None:
-        """Replace the states of these clients."""
-        rows = self._rows(clients)
-        if rows is None:
+        """Keep the states of these clients."""
+        if self.states is None or list(clients) == list(self.row):
             self.states = states
-            return
-        for old, new in zip(leaves(self.states), leaves(states), strict=True):
-            old[rows] = new
+        else:
+            known = [n for n, client in enumerate(clients) if client in self.row]
+            rows = [self.row[clients[n]] for n in known]
+            for old, new in zip(leaves(self.states), leaves(states), strict=True):
+                old[rows] = new[known]
+            if unknown := [n for n, client in enumerate(clients) if client not in self.row]:
+                self.states = concat([self.states, pick(states, unknown)])
+        for client in clients:
+            self.row.setdefault(client, len(self.row))
 
 
 class Federation:
@@ -194,6 +188,8 @@ class Federation:
         self.plan = plan or choose_plan(model, method)
         if self.plan.over == "vmap" and not method.batched:
             raise UserError(f"{method.title} trains one client after another: set execution.over=loop")
+        if method.classifies and model.likelihood.task != "classification":
+            raise UserError(f"{method.title} classifies: give labels instead of numbers, or another method")
         if self.training.server_optimizer != "none" and not method.averages:
             raise UserError(f"{method.title} does not average uploads: leave training.server_optimizer out")
         self.plan.activate()
@@ -241,12 +237,12 @@ class Federation:
 
     def rounds(self, until: int | None = None) -> Iterator[int]:
         """Train up to round `until` (the configured number if not given), yielding after each round."""
-        while self.round < (until or self.training.rounds):
+        while self.round < (self.training.rounds if until is None else until):
             self.train_round()
             yield self.round
 
     def train_round(self) -> None:
-        """One round of the federation: download, local training, upload, aggregation. All or nothing."""
+        """One round of Algorithm 1: download, local training, upload, aggregation. All or nothing."""
         round = self.round + 1
         chosen = [choose(seed, round, self.num_clients, self.participants) for seed in self.seeds]
         trained = chosen if self.train == "chosen" else [np.arange(self.num_clients)] * len(self.seeds)
@@ -258,8 +254,8 @@ class Federation:
                 for server, ids in zip(self.servers, trained, strict=True)
             ]
         )
-        self._enrol(members)
-        clients, uploads = self._train(members, self.population.get(members), received, round)
+        states = self.population.get(members, self._fresh_client)
+        clients, uploads = self._train(members, states, received, round)
         self._refuse_nonfinite(members, clients, uploads, round)
 
         servers = []
@@ -289,12 +285,6 @@ class Federation:
             servers.append(followed)
             optimizers.append(new)
         return servers, optimizers
-
-    def _enrol(self, members: Sequence[int]) -> None:
-        def fresh(new: list[int]) -> State:
-            return stack([self._fresh_client(member) for member in new])
-
-        self.population.enrol(members, fresh)
 
     def _fresh_client(self, member: int) -> State:
         """The state of a client that is met for the first time."""
@@ -392,8 +382,7 @@ class Federation:
     def personal_state(self, client: int, seed_index: int = 0, test: Batch | None = None) -> State:
         """The state that a client predicts with; one that has not taken part yet starts from the shared model."""
         member = seed_index * self.num_clients + client
-        known = member in self.population.row
-        state = pick(self.population.get([member]), 0) if known else self._fresh_client(member)
+        state = pick(self.population.get([member], self._fresh_client), 0)
         if not self.method.adapts:
             return state
         train = self.batch_of(self.train_sets[client])
@@ -495,23 +484,35 @@ class Federation:
             named.update(named_leaves(optimizer, f"server_optimizer.{s}"))
         if self.population.states is not None:
             named.update(named_leaves(self.population.states, "clients"))
-        return {name: tensor.contiguous() for name, tensor in named.items()}
+        # Copies, since training goes on in place.
+        return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in named.items()}
 
     def restore(self, tensors: dict[str, Tensor], round: int) -> None:
         """Continue from `tensors()` of a federation with the same settings after `round` rounds."""
         # Fresh copies: memory straight from a file may be aligned otherwise, and kernels round accordingly.
         tensors = {name: tensor.clone().to(self.device) for name, tensor in tensors.items()}
-        for s, server in enumerate(self.servers):
-            for name, leaf in named_leaves(server, f"server.{s}"):
-                if name not in tensors or (self.method.averages and tensors[name].shape != leaf.shape):
-                    raise UserError(f"the saved state does not fit this experiment ({name} differs): start a new run")
         template = self._fresh_client(0)
+        self._refuse_foreign(tensors, template)
         self.servers = [fill(server, tensors, f"server.{s}") for s, server in enumerate(self.servers)]
         self._server_optimizers = [
             fill(optimizer, tensors, f"server_optimizer.{s}") for s, optimizer in enumerate(self._server_optimizers)
         ]
         self.population = Population()
-        members = tensors["enrolled"].tolist()
-        self.population.enrol(members, lambda _: fill(template, tensors, "clients"))
+        if members := tensors["enrolled"].tolist():
+            self.population.put(members, fill(template, tensors, "clients"))
         self.cursors = tensors["cursors"].cpu().numpy()
         self.round = round
+
+    def _refuse_foreign(self, tensors: dict[str, Tensor], client: State) -> None:
+        """Refuse a state of another experiment before any of it is taken."""
+        known = self.tensors() | dict(named_leaves(client, "clients"))
+        for name, expected in known.items():
+            found = tensors.get(name)
+            if found is None:
+                if name.startswith("clients") and not tensors["enrolled"].numel():
+                    continue  # saved before the first round
+            elif name == "enrolled" or (name.startswith("server.") and not self.method.averages):
+                continue  # its length changes as the run goes on
+            elif found.dtype == expected.dtype and found.shape[name.startswith("clients") :] == expected.shape:
+                continue
+            raise UserError(f"the saved state does not fit this experiment ({name} differs): start a new run")

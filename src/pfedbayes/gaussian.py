@@ -18,7 +18,7 @@ def rho_of(sigma: Tensor) -> Tensor:
 
 
 def gaussian(mu: Tensor, rho0: float) -> Tensor:
-    """The Gaussian with means mu (T,) and one rho for every weight: v (2, T)."""
+    """Eqs. (6), (7): independent Gaussians with means mu (T,) and, to begin with, one rho for all: v (2, T)."""
     return torch.stack([mu, torch.full_like(mu, rho0)])
 
 
@@ -46,7 +46,7 @@ def kl(q: Tensor, w: Tensor) -> Tensor:
 
 
 def kl_grad_q(q: Tensor, w: Tensor) -> Tensor:
-    """Gradient of KL(q || w) in q = (mu_q, rho_q).
+    """Gradient of KL(q || w), Eq. (8), in q = (mu_q, rho_q).
 
     The factored form is exactly zero at q = w. It has to be: where the likelihood has no gradient (a dead unit),
     Adam would turn a rounding error of 1e-16 into a full step.
@@ -61,7 +61,7 @@ def kl_grad_q(q: Tensor, w: Tensor) -> Tensor:
 
 
 def kl_grad_w(q: Tensor, w: Tensor) -> Tensor:
-    """Gradient of KL(q || w) in w = (mu_w, rho_w), factored as in `kl_grad_q`."""
+    """Gradient of KL(q || w), Eq. (8), in w = (mu_w, rho_w), factored as in `kl_grad_q`."""
     mu_q, rho_q = q.unbind(-2)
     mu_w, rho_w = w.unbind(-2)
     sigma_q, sigma_w = sigma(rho_q), sigma(rho_w)

@@ -59,7 +59,7 @@ class Net:
         """
         module = copy.deepcopy(self._module)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would reset the GPU's streams too
             for part in module.modules():
                 if callable(reset := getattr(part, "reset_parameters", None)):
                     reset()
@@ -126,7 +126,7 @@ _ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 
 def mlp(sizes: Sequence[int], activation: Literal["relu", "tanh"] = "relu") -> nn.Module:
-    """Fully connected layers, e.g. the paper's DNN mlp([784, 100, 10]) with 79,510 parameters."""
+    """Fully connected layers, e.g. the DNN of Section 5.1, mlp([784, 100, 10]) with 79,510 parameters."""
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), _ACTIVATIONS[activation]()]
@@ -142,7 +142,7 @@ def vgg(
     head: Literal["mlp3", "linear"] = "mlp3",
     norm: Literal["none", "group"] = "none",
 ) -> nn.Module:
-    """The paper's VGG [16,M,32,M,64,M,128,M,128,M] for 32 x 32 images: 3 x 3 convolutions, ReLU, 2 x 2 max-pooling.
+    """The VGG of Section 5.1, [16,M,32,M,64,M,128,M,128,M] for 32 x 32 images: 3 x 3 convolutions, ReLU, 2 x 2 pooling.
 
     head mlp3: 128-128-128-outputs with ReLU between (279,338 parameters in all); linear: 128-outputs.
     """

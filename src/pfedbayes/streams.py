@@ -28,7 +28,10 @@ _MASK = (1 << 64) - 1
 
 
 def key(seed: int, purpose: Purpose, *counters: int) -> int:
-    """A 63-bit seed from the name of a draw: counters are folded in one by one through SplitMix64's mixer."""
+    """A 63-bit seed from the name of a draw: counters are folded in one by one through SplitMix64's mixer.
+
+    torch's generator on a CPU keeps 32 bits of it: a few of the 160,000 draws of an 800-round run may coincide.
+    """
     state = 0
     for word in (seed, int(purpose), *counters):
         state = (state + word + 1) * 0x9E3779B97F4A7C15 & _MASK

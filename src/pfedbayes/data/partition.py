@@ -59,7 +59,9 @@ def load_shards(config: DataConfig, data_dir: str | Path | None = None, progress
 
 
 def partition(pool: Pool, config: DataConfig) -> Shards:
-    """Deal a pool to the clients. No example goes to two clients, or to two of train, test and validation.
+    """Deal a pool to the clients, as in Section 5.1 of the paper or otherwise.
+
+    No example goes to two clients, or to two of train, test and validation.
 
     Except with split = "shuffle", who gets which image depends on the images and config.seed alone, not on the
     order of the pool.

@@ -33,8 +33,9 @@ class Shard(NamedTuple):
 class Adaptation(NamedTuple):
     """What a personal model may be made from when it is asked to predict.
 
-    train: the client's whole training set; batch_size b; num_classes (None in regression); seed for whatever has to be drawn. test: the data to be
-    predicted where their targets are known, which only an option that reproduces a leaky evaluation looks at.
+    train: the client's whole training set; batch_size b; num_classes (None in regression); seed for whatever has to
+    be drawn. test: the data to be predicted where their targets are known, which only an option that reproduces a
+    leaky evaluation looks at.
     """
 
     train: Batch
@@ -57,6 +58,7 @@ class Method:
     adapts: ClassVar[bool] = False  # makes its personal model from training data when it is asked to predict
     batched: ClassVar[bool] = True  # its client functions can be mapped by vmap; else by loop only
     full_batch: ClassVar[bool] = False  # a batch is the client's whole training set
+    classifies: ClassVar[bool] = False  # knows labels only, no regression
     pools: ClassVar[bool] = False  # trains one client that has everybody's data
     averages: ClassVar[bool] = True  # its server state is one tensor, an average of uploads
     default_init: ClassVar[Init] = "torch"

@@ -81,7 +81,10 @@ class PFedBayes(Method):
         return gaussian(theta, self.rho0)
 
     def aggregate(self, server: Tensor, uploads: Tensor, sizes: Tensor, clients: Tensor) -> Tensor:
-        """v^{t+1} = (1 - beta) v^t + beta mean of the localized global models of S^t, each with weight 1/S."""
+        """The last line of Algorithm 1, a step on the server's problem, Eq. (4):
+
+        v^{t+1} = (1 - beta) v^t + beta mean of the localized global models of S^t, each with weight 1/S.
+        """
         equal = torch.ones_like(sizes)
         match self.server:
             case "average":
@@ -105,7 +108,7 @@ class PFedBayes(Method):
         return (self.personal_steps, self.samples, num_params)
 
     def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
-        """A step on Omega^i for q, then a step on Omega_w^i for w, which sees the q just updated."""
+        """A step on Omega^i for q, then one on Omega_w^i = KL(q || w), Eq. (28), for w, which sees the new q."""
         (batch,) = batches
         q, w, prior, adam_q, adam_w, size = local
         for g in noise * self.noise_std if self.noise_std != 1 else noise:
@@ -114,7 +117,7 @@ class PFedBayes(Method):
         return Local(q, w, w if self.prior == "moving" else prior, adam_q, adam_w, size)
 
     def personal_grad(self, model: Model, q: Tensor, prior: Tensor, batch: Batch, size: Tensor, g: Tensor) -> Tensor:
-        """Gradient in q of the stochastic objective of Section 4, with weight noise g (K, T):
+        """Gradient in q of Eq. (27), the stochastic form of the client's problem, Eq. (5), with weight noise g (K, T):
 
         Omega^i(v) = -(n/b) (1/K) sum_j sum_k log p_{h(v, g_k)}(D_j) + zeta KL(q || prior).
         """
