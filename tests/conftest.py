@@ -1,8 +1,6 @@
 import pytest
 import torch
 
-from federations import make_model, make_shards
-
 
 @pytest.fixture(autouse=True)
 def same_number_of_threads():
@@ -10,13 +8,3 @@ def same_number_of_threads():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture
-def shards():
-    return make_shards()
-
-
-@pytest.fixture
-def model():
-    return make_model()

@@ -1,5 +1,6 @@
 """A small federation whose data can tell right from wrong, and its training as plain loops over clients."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import torch
@@ -45,6 +46,12 @@ def make_shards(
     )
 
 
+def pooled(shards: Shards) -> Shards:
+    """One client that trains on everybody's data."""
+    others = {name: getattr(shards, name)[:1] for name in ("test", "validation", "names")}
+    return dataclasses.replace(shards, train=(torch.cat(shards.train),), **others)
+
+
 def make_model(module: nn.Module | None = None, likelihood: Likelihood | None = None) -> Model:
     """A tanh net: units never die, so that every weight has a gradient and rounding stays rounding."""
     return Model(Net(module or mlp([3, 4, 3], "tanh")), likelihood or Classification())
@@ -68,6 +75,13 @@ def trained(method: Method, rounds: int = TRAINING.rounds, **others: Any) -> Fed
     return result
 
 
+def client_states(federation: Federation) -> dict[int, tuple[Tensor, ...]]:
+    """The leaves of every client's state, by its number, in the order in which the clients were met."""
+    tensors = federation.tensors()
+    stacked = [tensor for name, tensor in tensors.items() if name.split(".")[0] == "clients"]
+    return {client: tuple(leaf[row] for leaf in stacked) for row, client in enumerate(tensors["enrolled"].tolist())}
+
+
 def client_shard(shards: Shards, rows: Tensor) -> Shard:
     labels = torch.bincount(shards.y[rows], minlength=shards.num_classes) if shards.num_classes else torch.empty(0)
     return Shard(torch.tensor(len(rows), dtype=torch.float64), labels)
@@ -77,7 +91,7 @@ def client_steps(
     shards: Shards, model: Model, method: Method, training: Training, client: int, round: int, cursor: int
 ) -> list[Step]:
     """Batches and noise of one client's round from their names alone: real rows, nothing padded."""
-    rows = torch.cat(shards.train) if method.pools else shards.train[client]
+    rows = shards.train[client]
     batch_size = len(rows) if method.full_batch else min(training.batch_size, len(rows))
     batches = []
     for k in range(training.local_steps * method.batches_per_step):
@@ -102,7 +116,7 @@ class Alone(NamedTuple):
 
 def first_server(method: Method, model: Model, seed: int, num_clients: int = len(SIZES)) -> Any:
     theta = model.net.init(key(seed, Purpose.INIT), method.default_init)
-    return method.init(theta.double(), num_clients)
+    return method.init(theta.double(), num_clients, model.net.shapes)
 
 
 def train_alone(
@@ -114,9 +128,10 @@ def train_alone(
 ) -> Alone:
     """The whole federation in float64, one client at a time by client_round: no client axis, no padding, no engine."""
     shards, model = shards or make_shards(), model or model_for(method)
-    train_sets = (torch.cat(shards.train),) if method.pools else shards.train
-    num_clients = len(train_sets)
-    sizes = torch.tensor([len(rows) for rows in train_sets], dtype=torch.float64)
+    if method.pools:
+        shards = pooled(shards)
+    num_clients = len(shards.train)
+    sizes = torch.tensor([len(rows) for rows in shards.train], dtype=torch.float64)
     server = first_server(method, model, training.seed, num_clients)
     clients: dict[int, Any] = {}
     uploads: dict[int, Any] = {}
@@ -127,7 +142,7 @@ def train_alone(
         uploads = {}
         for i in range(num_clients) if everybody else chosen.tolist():
             received = pick(method.download(server, torch.tensor([i])), 0)
-            shard = client_shard(shards, train_sets[i])
+            shard = client_shard(shards, shards.train[i])
             steps = client_steps(shards, model, method, training, i, round, cursors[i])
             client = clients[i] if i in clients else method.enrol(received)
             clients[i], uploads[i] = client_round(method, model, client, received, shard, steps)

@@ -11,10 +11,12 @@ from federations import (
     SIZES,
     TEST_SIZES,
     TRAINING,
+    client_states,
     difference,
     federation,
     make_model,
     make_shards,
+    pooled,
     randn,
     same_bits,
     trained,
@@ -69,6 +71,8 @@ class TestTraining:
             ("seed", -1),
             ("evaluate_window", (0, 5)),
             ("evaluate_window", (8, 5)),
+            ("server_rate", -0.1),
+            ("server_momentum", 1.0),
         ],
     )
     def test_values_without_sense_are_refused(self, field, value):
@@ -76,10 +80,9 @@ class TestTraining:
             Training(**{field: value})
 
     def test_window_holds_both_ends(self):
-        training = Training(rounds=800, evaluate_every=10, evaluate_window=(700, 800))
-        evaluated = [round for round in range(1, 801) if training.evaluates(round)]
-        assert evaluated == [*range(10, 700, 10), *range(700, 801)]
-        assert len([round for round in evaluated if 700 <= round <= 800]) == 101
+        training = Training(rounds=1000, evaluate_every=600, evaluate_window=(700, 800))
+        evaluated = [round for round in range(1, 1001) if training.evaluates(round)]
+        assert evaluated == [600, *range(700, 801), 1000]
 
     def test_last_round_is_always_evaluated(self):
         assert [round for round in range(1, 8) if Training(rounds=7, evaluate_every=3).evaluates(round)] == [3, 6, 7]
@@ -140,14 +143,51 @@ class TestMethodsHabits:
 
     def test_pooled_training_is_one_client_that_has_everything(self):
         shards, everybody = make_shards(), dataclasses.replace(TRAINING, participants=None)
-        one = dataclasses.replace(
-            shards,
-            train=(torch.cat(shards.train),),
-            **{name: getattr(shards, name)[:1] for name in ("test", "validation", "names")},
-        )
-        pooled = trained(Pooled())
-        assert same_bits(pooled.servers, trained(FedAvg(), training=everybody, shards=one).servers)
-        assert len(pooled.evaluate()["shared"]["mean"]["accuracy"][0]) == len(SIZES)
+        together = trained(Pooled())
+        assert same_bits(together.servers, trained(FedAvg(), training=everybody, shards=pooled(shards)).servers)
+        assert len(together.evaluate()["shared"]["mean"]["accuracy"][0]) == len(SIZES)
+
+
+class TestServerOptimizer:
+    """The server follows the average of the uploads; the way it would have gone at once is minus its gradient."""
+
+    rounds = 3
+
+    def follow(self, optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter) -> torch.Tensor:
+        """The same federation with torch's optimiser at the server."""
+        plain = federation(FedAvg(0.3))
+        for _ in range(self.rounds):
+            plain.servers = [parameter.detach().clone()]
+            plain.train_round()
+            parameter.grad = parameter.detach() - plain.servers[0]
+            optimizer.step()
+        return parameter.detach()
+
+    @pytest.mark.parametrize(
+        ("name", "make"),
+        [
+            ("momentum", lambda parameters: torch.optim.SGD(parameters, lr=0.7, momentum=0.8)),
+            ("adam", lambda parameters: torch.optim.Adam(parameters, lr=0.7, betas=(0.8, 0.99), eps=1e-3)),
+        ],
+    )
+    def test_server_follows_like_torchs_optimiser(self, name, make):
+        training = dataclasses.replace(TRAINING, server_optimizer=name, server_rate=0.7, server_momentum=0.8)
+        parameter = nn.Parameter(federation(FedAvg()).servers[0].clone())
+        expected = self.follow(make([parameter]), parameter)
+        assert difference(trained(FedAvg(0.3), self.rounds, training=training).servers[0], expected) < 1e-12
+
+    @pytest.mark.parametrize("name", ["momentum", "adam"])
+    def test_its_state_is_saved(self, name):
+        training = dataclasses.replace(TRAINING, server_optimizer=name, server_rate=0.1)
+        whole, first = trained(FedAvg(), 3, training=training), trained(FedAvg(), 1, training=training)
+        second = federation(FedAvg(), training)
+        second.restore(first.tensors(), 1)
+        assert list(second.rounds(3)) == [2, 3]
+        assert same_bits(whole.servers, second.servers)
+
+    def test_momentum_zero_and_rate_one_is_no_optimiser(self):
+        training = dataclasses.replace(TRAINING, server_optimizer="momentum", server_rate=1.0, server_momentum=0.0)
+        assert difference(trained(FedAvg(), training=training).servers, trained(FedAvg()).servers) < 1e-12
 
 
 class TestParticipation:
@@ -160,8 +200,9 @@ class TestParticipation:
             for who in ("chosen", "all")
         )
         assert difference(few.servers, all_train.servers) < 1e-12
-        for member in few.population.row:
-            assert difference(few.population.get([member]), all_train.population.get([member])) < 1e-12
+        everybody = client_states(all_train)
+        for i, state in client_states(few).items():
+            assert difference(state, everybody[i]) < 1e-12
 
     def test_cursors_move_only_for_those_who_train(self):
         training = dataclasses.replace(TRAINING, participants=2, train="chosen")
@@ -179,10 +220,10 @@ class TestParticipation:
         while len(first_seen) < len(SIZES):
             server = running.servers[0].clone()
             running.train_round()
-            for i in running.population.row:
+            for i in client_states(running):
                 first_seen.setdefault(i, server)
-        for i, server in first_seen.items():
-            assert same_bits(running.population.get([i]).q[0], server)
+        for i, (q, *_) in client_states(running).items():
+            assert same_bits(q, first_seen[i])
 
 
 class TestMemory:
@@ -262,11 +303,11 @@ class TestEvaluation:
     def test_clients_that_were_never_chosen_are_tested_too(self):
         training = dataclasses.replace(TRAINING, participants=1, train="chosen")
         ours, shards = trained(PFedBayes(eta_personal=0.1), 1, training=training), make_shards()
-        (met,) = ours.population.row
+        ((met, (q, *_)),) = client_states(ours).items()
         figures = ours.evaluate(samples=2)["personal"]["mean"]["accuracy"][0]
         assert len(figures) == len(SIZES)
         for i, rows in enumerate(shards.test):
-            theta = ours.population.get([met]).q[0, 0] if i == met else ours.servers[0][0]
+            theta = q[0] if i == met else ours.servers[0][0]
             log_probs = ours.model.net(theta, shards.x[rows]).log_softmax(-1)
             assert figures[i] == pytest.approx(float(accuracy(log_probs, shards.y[rows])))
 
@@ -294,6 +335,26 @@ class TestEvaluation:
         swapped = dataclasses.replace(shards, test=shards.validation, validation=shards.test)
         on_test = trained(FedAvg(), 1).evaluate(split="test")
         assert trained(FedAvg(), 1, shards=swapped).evaluate(split="validation") == on_test
+
+    def test_label_prior_weighs_the_averaged_prediction_by_the_clients_label_counts(self):
+        ours, shards = trained(PFedBayes(), 1), make_shards()
+        evaluated = ours.evaluate(samples=3, label_prior=True)["shared"]
+        for i, rows in enumerate(shards.test):
+            x, y = shards.x[rows], shards.y[rows]
+            counts = torch.bincount(shards.y[shards.train[i]], minlength=3) + 0.5  # half an example more of each label
+            probs = ours.predict("shared", i, x, samples=3).softmax(-1).mean(0) * counts
+            expected = float((probs.argmax(-1) == y).double().mean() * 100)
+            assert evaluated["mc3+prior"]["accuracy"][0][i] == pytest.approx(expected)
+            nll = -(probs / probs.sum(-1, keepdim=True)).log()[range(len(y)), y].mean()
+            assert evaluated["mc3+prior"]["nll"][0][i] == pytest.approx(float(nll))
+
+    def test_clients_without_test_data_have_no_scores_and_spoil_none(self):
+        shards = make_shards()
+        fewer = dataclasses.replace(shards, test=(shards.validation[0], *shards.test[1:]))
+        some, all_scores = (trained(FedAvg(), 1, shards=data).evaluate()["shared"]["mean"] for data in (fewer, shards))
+        for name, values in some.items():
+            assert values[0][0] != values[0][0]  # not a number
+            assert values[0][1:] == all_scores[name][0][1:]
 
     @pytest.mark.parametrize("noise", [0.5, None])
     def test_regression_is_scored_by_its_own_metrics(self, noise):

@@ -66,7 +66,7 @@ def test_engine_and_one_client_alone_agree_with_algorithm_1(naive, zeta, samples
         for _ in ours.rounds(ROUNDS):
             pass
         assert difference(ours.servers[0], shared) < 1e-9
-        assert difference(ours.population.get(range(5)).q, torch.stack(personal)) < 1e-9
+        assert difference(ours.tensors()["clients.q"], torch.stack(personal)) < 1e-9
     alone = train_alone(method, ROUNDS, TRAINING)
     assert difference(alone.server, shared) < 1e-9
     assert difference(torch.stack([alone.clients[i].q for i in range(5)]), torch.stack(personal)) < 1e-9

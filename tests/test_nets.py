@@ -192,6 +192,18 @@ def test_images_are_scaled_to_plus_minus_one():
         assert float(model.outputs(weights, x)) == pytest.approx(expected)
 
 
+def test_a_method_may_ask_for_pixels_between_zero_and_one():
+    model = Model(Net(nn.Linear(3, 1, bias=False)), Regression(1.0), pixels="unit")
+    x = torch.tensor([[0, 255, 51]], dtype=torch.uint8)
+    assert_close(model.inputs(x, torch.float64), torch.tensor([[0.0, 1.0, 0.2]], dtype=torch.float64))
+
+
+def test_stacked_outputs_are_those_of_each_network(module_and_x):
+    module, x = module_and_x
+    model, thetas = make_model(module), torch.stack([flat(module), 0.5 * flat(module), -flat(module)])
+    assert_close(model.stacked_outputs(thetas, x), torch.stack([model.outputs(theta, x) for theta in thetas]))
+
+
 def test_padding_counts_neither_in_the_loss_nor_in_the_size():
     model = Model(Net(mlp([3, 4, 2], "tanh")), Classification())
     theta = torch.randn(model.net.num_params, generator=torch.Generator().manual_seed(0))

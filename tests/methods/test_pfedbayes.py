@@ -231,7 +231,7 @@ def test_without_kl_a_client_never_sees_the_shared_model():
     flipped.y[others] = (flipped.y[others] + 1) % 3
     together, elsewhere = (trained(method, shards=data) for data in (shards, flipped))
     assert not same_bits(together.servers, elsewhere.servers)
-    assert same_bits(together.population.get([2]).q, elsewhere.population.get([2]).q)
+    assert same_bits(*(result.tensors()["clients.q"][2] for result in (together, elsewhere)))
 
 
 def test_with_kl_it_does():
@@ -377,7 +377,7 @@ class TestBayesianLinearRegression:
         training = Training(rounds=rounds, local_steps=50, batch_size=6, seed=1)
         ours = federation(method, training, shards=shards, model=self.model)
         ours.servers = [self.prior]
-        visited = torch.stack([ours.population.get(range(3)).q for round in ours.rounds() if 2 * round > rounds])
+        visited = torch.stack([ours.tensors()["clients.q"] for round in ours.rounds() if 2 * round > rounds])
         mu, rho = self.optimum().unbind(1)
         assert ((visited[:, :, 0].mean(0) - mu) / sigma(rho)).abs().max() < 0.1
         assert (sigma(visited[:, :, 1]).mean(0) / sigma(rho) - 1).abs().max() < 0.1

@@ -1,14 +1,39 @@
 """The federated methods, by the names that configs use."""
 
 from pfedbayes.methods.base import Method
+from pfedbayes.methods.bnfed import BNFed
+from pfedbayes.methods.ditto import Ditto
 from pfedbayes.methods.fedavg import FedAvg
+from pfedbayes.methods.fedavg_ft import FedAvgFT
+from pfedbayes.methods.fedper import FedPer
 from pfedbayes.methods.fedprox import FedProx
+from pfedbayes.methods.fedrep import FedRep
+from pfedbayes.methods.heurfedamp import HeurFedAMP
+from pfedbayes.methods.local import Local
+from pfedbayes.methods.perfedavg import PerFedAvg
 from pfedbayes.methods.pfedbayes import PFedBayes
+from pfedbayes.methods.pfedgp import PFedGP
+from pfedbayes.methods.pfedme import PFedMe
+from pfedbayes.methods.pooled import Pooled
 
 METHODS: dict[str, type[Method]] = {
     "pfedbayes": PFedBayes,
     "fedavg": FedAvg,
     "fedprox": FedProx,
+    "bnfed": BNFed,
+    "perfedavg": PerFedAvg,
+    "pfedme": PFedMe,
+    "heurfedamp": HeurFedAMP,
+    "pfedgp": PFedGP,
+    "local": Local,
+    "pooled": Pooled,
+    "fedavg-ft": FedAvgFT,
+    "ditto": Ditto,
+    "fedper": FedPer,
+    "fedrep": FedRep,
 }
 
-__all__ = ["METHODS", "FedAvg", "FedProx", "Method", "PFedBayes"]
+__all__ = [
+    "METHODS", "BNFed", "Ditto", "FedAvg", "FedAvgFT", "FedPer", "FedProx", "FedRep", "HeurFedAMP", "Local", "Method",
+    "PFedBayes", "PFedGP", "PFedMe", "PerFedAvg", "Pooled",
+]  # fmt: skip

@@ -55,7 +55,7 @@ class Method:
     personal: ClassVar[bool] = False  # has a model per client
     shared: ClassVar[bool] = True  # has one model for all
     stochastic: ClassVar[bool] = False  # predicts by drawing weights
-    adapts: ClassVar[bool] = False  # makes its personal model from training data when it is asked to predict
+    adapts: ClassVar[bool] = False  # makes its personal model when it is asked to predict
     batched: ClassVar[bool] = True  # its client functions can be mapped by vmap; else by loop only
     full_batch: ClassVar[bool] = False  # a batch is the client's whole training set
     classifies: ClassVar[bool] = False  # knows labels only, no regression

@@ -145,6 +145,4 @@ class PFedBayes(Method):
         """One output per weight draw; the mean network is the network of the means."""
         if noise is None:
             return model.outputs(v[0], x)[None]
-        thetas = sample(v, noise * self.noise_std)
-        outputs: Tensor = torch.func.vmap(model.outputs, in_dims=(0, None))(thetas, x)
-        return outputs
+        return model.stacked_outputs(sample(v, noise * self.noise_std), x)

@@ -1,0 +1,71 @@
+"""FedAvg with fine-tuning: the shared model of FedAvg, trained a little further by each client before it predicts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pfedbayes.methods.base import Adaptation, Method, Shard, State, require
+from pfedbayes.nets import Batch, Model
+from pfedbayes.optim import sgd
+from pfedbayes.trees import pick
+
+
+class Local(NamedTuple):
+    theta: Tensor
+
+
+@dataclass(frozen=True)
+class FedAvgFT(Method):
+    """eta: rate of the local SGD steps of FedAvg; steps, eta_personal: number and rate of the steps of fine-tuning.
+
+    Fine-tuning never comes back to the server: the shared model is that of FedAvg.
+    """
+
+    eta: float = 0.01
+    eta_personal: float = 0.01
+    steps: int = 20
+
+    title = "FedAvg + fine-tuning"
+    reference = "McMahan et al., AISTATS 2017; Yu et al., 2020"
+    learns = "one shared model, fine-tuned on the client's training data when it predicts"
+    personal = True
+    adapts = True
+
+    def __post_init__(self) -> None:
+        require(self.eta >= 0, f"eta must not be negative, got {self.eta}")
+        require(self.eta_personal >= 0, f"eta_personal must not be negative, got {self.eta_personal}")
+        require(self.steps >= 0, f"steps must not be negative, got {self.steps}")
+
+    def begin(self, client: State, received: Tensor, shard: Shard) -> Local:
+        return Local(received)
+
+    def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
+        """theta <- theta - eta grad CE(theta; B)."""
+        (batch,) = batches
+        return Local(sgd(local.theta, model.grad_nll(local.theta, batch) / batch.size, self.eta))
+
+    def end(self, local: Local) -> tuple[State, Tensor]:
+        return (), local.theta
+
+    def adapt(self, model: Model, client: State, received: Tensor, data: Adaptation) -> Tensor:
+        """theta_i <- theta_i - eta_personal grad CE(theta_i; B), `steps` times from the shared model."""
+        theta = received
+        for rows in self.batches(data):
+            batch = pick(data.train, rows)
+            theta = sgd(theta, model.grad_nll(theta, batch) / batch.size, self.eta_personal)
+        return theta
+
+    def batches(self, data: Adaptation) -> Tensor:
+        """Rows (steps, b) of the training data: epochs in random order, each filling up the last batch before it."""
+        size, count = len(data.train.weight), self.steps * data.batch_size
+        generator = torch.Generator().manual_seed(data.seed)
+        epochs = [torch.randperm(size, generator=generator) for _ in range(0, count, size)]
+        order = torch.cat([torch.empty(0, dtype=torch.int64), *epochs])[:count]
+        return order.view(self.steps, data.batch_size).to(data.train.weight.device)
+
+    def predict_personal(self, model: Model, client: Tensor, x: Tensor, noise: Tensor | None) -> Tensor:
+        return model.outputs(client, x)[None]

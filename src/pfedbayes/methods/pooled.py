@@ -1,0 +1,45 @@
+"""Pooled training: one model on everybody's data in one place, which a federation gives up for privacy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from pfedbayes.methods.base import Method, Shard, State, require
+from pfedbayes.nets import Batch, Model
+from pfedbayes.optim import sgd
+
+
+class Local(NamedTuple):
+    theta: Tensor
+
+
+@dataclass(frozen=True)
+class Pooled(Method):
+    """eta: rate of the SGD steps on the mean loss of a batch.
+
+    A round is R steps on batches of the pooled data, while in a round of FedAvg each of the S clients takes R steps.
+    """
+
+    eta: float = 0.01
+
+    title = "Pooled"
+    reference = "a yardstick: all data in one place"
+    learns = "one shared model from everybody's data"
+    pools = True
+
+    def __post_init__(self) -> None:
+        require(self.eta >= 0, f"eta must not be negative, got {self.eta}")
+
+    def begin(self, client: State, received: Tensor, shard: Shard) -> Local:
+        return Local(received)
+
+    def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
+        """theta <- theta - eta grad CE(theta; B)."""
+        (batch,) = batches
+        return Local(sgd(local.theta, model.grad_nll(local.theta, batch) / batch.size, self.eta))
+
+    def end(self, local: Local) -> tuple[State, Tensor]:
+        return (), local.theta
