@@ -91,3 +91,8 @@ def test_bad_sections_are_named():
         from_sections({"metod": {}})
     with pytest.raises(UserError, match="as a section"):
         from_sections({"method": "fedavg"})
+
+
+def test_a_method_that_needs_everybody_gets_everybody():
+    assert load(EXPERIMENTS / "cifar10_small.toml", ["method.name=bnfed"]).training.participants is None
+    assert load(EXPERIMENTS / "cifar10_small.toml", ["method.name=bnfed"]).net.name == "mlp"

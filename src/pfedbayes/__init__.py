@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from pfedbayes.errors import Diverged, UserError
     from pfedbayes.execution import load
     from pfedbayes.likelihoods import Classification, Regression
-    from pfedbayes.methods import METHODS, FedAvg, FedProx, Method, PFedBayes
+    from pfedbayes.methods import METHODS, Method
+    from pfedbayes.methods.pfedbayes import PFedBayes
     from pfedbayes.nets import Model, Net, WithNoise, mlp, vgg
 
 __version__ = "0.1.0"
 __all__ = [
-    "METHODS", "Classification", "DataConfig", "Diverged", "FedAvg", "FedProx", "Federation", "Method", "Model",
-    "Net", "PFedBayes", "Plan", "Regression", "Shards", "Training", "UserError", "WithNoise", "load",
-    "load_shards", "mlp", "vgg",
+    "METHODS", "Classification", "DataConfig", "Diverged", "Federation", "Method", "Model", "Net", "PFedBayes",
+    "Plan", "Regression", "Shards", "Training", "UserError", "WithNoise", "load", "load_shards", "mlp", "vgg",
 ]  # fmt: skip
 
 _HOME = {
@@ -31,13 +31,16 @@ _HOME = {
     "errors": ("Diverged", "UserError"),
     "execution": ("load",),
     "likelihoods": ("Classification", "Regression"),
-    "methods": ("METHODS", "FedAvg", "FedProx", "Method", "PFedBayes"),
+    "methods": ("METHODS", "Method", "PFedBayes"),
     "nets": ("Model", "Net", "WithNoise", "mlp", "vgg"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are loaded when first used, so that the command line can answer before torch is there."""
+    """Public names are loaded when first used, so that the command line can answer before torch is there.
+
+    The other methods are in `METHODS` and in `pfedbayes.methods`.
+    """
     for module, names in _HOME.items():
         if name in names:
             return getattr(import_module(f"pfedbayes.{module}"), name)

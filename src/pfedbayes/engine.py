@@ -196,6 +196,8 @@ class Federation:
         self.train_sets = (torch.cat(shards.train),) if method.pools else shards.train
         self.num_clients = len(self.train_sets)
         self.participants = (not method.pools and self.training.participants) or self.num_clients
+        if method.everybody and self.participants < self.num_clients:
+            raise UserError(f"{method.title} needs all {self.num_clients} clients: leave training.participants out")
         if self.participants > self.num_clients:
             raise UserError(
                 f"training.participants is {self.participants} but there are {self.num_clients} clients: lower it"

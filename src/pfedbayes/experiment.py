@@ -150,7 +150,11 @@ def from_sections(sections: Mapping[str, Any], overrides: Sequence[str] = ()) ->
     net = dataclasses.replace(net, name=method.net or net.name or default_net)
     if net.init is None:
         net = dataclasses.replace(net, init="kaiming" if net.name == "vgg" else method.default_init)
-    training = dataclasses.replace(training, train=training.train or method.who_trains)
+    training = dataclasses.replace(
+        training,
+        train=training.train or method.who_trains,
+        participants=None if method.everybody else training.participants,
+    )
     return Experiment(data, net, method, training, evaluation, build(Execution, merged["execution"], "execution"))
 
 
@@ -164,7 +168,9 @@ def build_model(net: NetConfig, shards: Shards, method: Method) -> Model:
             raise UserError(
                 f"the VGG takes 32 x 32 images, the data have shape {tuple(shards.x.shape[1:])}: use net.name=mlp"
             )
-        module = vgg(outputs, in_channels=shards.x.shape[1], head=net.head, norm=net.norm)
+        module = vgg(
+            outputs, in_channels=shards.x.shape[1], head="linear" if method.outputs else net.head, norm=net.norm
+        )
     else:
         module = mlp([features, *net.hidden, outputs], net.activation)
     likelihood: Likelihood = Classification()

@@ -36,7 +36,7 @@ class Net:
         parameters = dict(module.named_parameters())
         if not parameters:
             raise UserError("the module has no parameters to learn: give a module with at least one layer")
-        self._module = copy.deepcopy(module).eval().requires_grad_(False)
+        self._module = copy.deepcopy(module).cpu().eval().requires_grad_(False)
         self._names = list(parameters)
         self.shapes = tuple(parameter.shape for parameter in parameters.values())
         self._sizes = [parameter.numel() for parameter in parameters.values()]
@@ -138,6 +138,10 @@ class Model(NamedTuple):
         """Gradient of `nll` in theta."""
         grad: Tensor = torch.func.grad(self.nll)(theta, batch)
         return grad
+
+    def grad_loss(self, theta: Tensor, batch: Batch) -> Tensor:
+        """grad CE(theta; B): gradient of the mean of `nll` over the real examples of the batch."""
+        return self.grad_nll(theta, batch) / batch.size
 
 
 _ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}

@@ -110,9 +110,8 @@ def gibbs(cov: Tensor, kappa: Tensor, chains: int, steps: int, generator: torch.
         prior = _normal((chains, n), cov, generator) @ root.mT
         noise = _normal((chains, n), cov, generator)
         scale = omega.sqrt()
-        rhs = kappa / scale - scale * prior - noise
-        parts = zip(_chunks(scale, n * n), _chunks(rhs, n * n), strict=True)
-        solved = torch.cat([torch.cholesky_solve(b[..., None], _factor(cov, s))[..., 0] for s, b in parts])
+        residual = kappa / scale - scale * prior - noise
+        solved = torch.cat([_solve(_factor(cov, scale[part]), residual[part]) for part in _parts(omega, n * n)])
         omega = pg(prior + (scale * solved) @ cov, generator)
     return omega
 
@@ -124,9 +123,15 @@ def _factor(cov: Tensor, scale: Tensor) -> Tensor:
     return cholesky(system)
 
 
-def _chunks(chains: Tensor, numbers: int) -> Iterator[Tensor]:
-    """Chains, so many at a time that `numbers` for each of them stay within CHUNK."""
-    return iter(torch.split(chains, max(1, CHUNK.get(chains.device.type, CHUNK["cpu"]) // numbers)))
+def _solve(factor: Tensor, vectors: Tensor) -> Tensor:
+    """B^-1 times vectors (chains, n), given the factors of B."""
+    return torch.cholesky_solve(vectors[..., None], factor)[..., 0]
+
+
+def _parts(chains: Tensor, numbers: int) -> Iterator[slice]:
+    """Slices of the chains, of so many that `numbers` for each of them stay within CHUNK."""
+    size = max(1, CHUNK.get(chains.device.type, CHUNK["cpu"]) // numbers)
+    return (slice(start, start + size) for start in range(0, len(chains), size))
 
 
 class _Moments(torch.autograd.Function):
@@ -139,33 +144,34 @@ class _Moments(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, cov: Tensor, cross: Tensor, variance: float, omega: Tensor, kappa: Tensor) -> Any:
-        means, variances, alphas, products = [], [], [], []
-        for part in _chunks(omega, len(cov) * max(cross.shape)):
-            scale = part.sqrt()
+        numbers = len(cov) * max(cross.shape)
+        alpha = torch.empty_like(omega)
+        variances = omega.new_empty(len(omega), len(cross))
+        # One tensor for all chains: in pieces between temporaries it would leave holes in the memory.
+        product = omega.new_empty(len(omega) if any(ctx.needs_input_grad) else 0, *cross.shape)
+        for part in _parts(omega, numbers):
+            scale = omega[part].sqrt()
             factor = _factor(cov, scale)
-            alpha = scale * torch.cholesky_solve((kappa / scale)[..., None], factor)[..., 0]
-            scaled = cross * scale[:, None, :]
-            white = torch.linalg.solve_triangular(factor.mT, scaled, upper=True, left=False)
-            means.append(alpha @ cross.mT)
-            variances.append(variance - white.square().sum(-1))
-            if any(ctx.needs_input_grad):
-                product = torch.linalg.solve_triangular(factor, white, upper=False, left=False)
-                alphas.append(alpha)
-                products.append(product * scale[:, None, :])
-        ctx.save_for_backward(*alphas, *products)
-        return torch.cat(means), torch.cat(variances)
+            alpha[part] = scale * _solve(factor, kappa / scale)
+            white = torch.linalg.solve_triangular(factor.mT, cross * scale[:, None, :], upper=True, left=False)
+            variances[part] = variance - white.square().sum(-1)
+            if len(product):
+                solved = torch.linalg.solve_triangular(factor, white, upper=False, left=False)
+                torch.mul(solved, scale[:, None, :], out=product[part])
+        ctx.save_for_backward(alpha, product)
+        ctx.parts = list(_parts(omega, numbers))
+        return alpha @ cross.mT, variances
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        saved = ctx.saved_tensors
-        alphas, products = saved[: len(saved) // 2], saved[len(saved) // 2 :]
-        parts = [torch.split(grad, [len(alpha) for alpha in alphas]) for grad in grads]
-        grad_cov, grad_cross = 0, 0
-        for alpha, product, mean, variance in zip(alphas, products, *parts, strict=True):
-            weighted = product * variance[..., None]
-            quadratic = weighted.flatten(0, 1).mT @ product.flatten(0, 1)
-            grad_cov = grad_cov + quadratic - (mean[:, None] @ product)[:, 0].mT @ alpha
-            grad_cross = grad_cross + mean.mT @ alpha - 2 * weighted.sum(0)
+        alpha, product = ctx.saved_tensors
+        grad_mean, grad_variance = grads
+        grad_cross = grad_mean.mT @ alpha
+        grad_cov = -(grad_mean[:, None] @ product)[:, 0].mT @ alpha
+        for part in ctx.parts:
+            weighted = product[part] * grad_variance[part, :, None]
+            grad_cov += weighted.flatten(0, 1).mT @ product[part].flatten(0, 1)
+            grad_cross -= 2 * weighted.sum(0)
         return grad_cov, grad_cross, None, None, None
 
 

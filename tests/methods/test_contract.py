@@ -39,7 +39,6 @@ PLANS = {
     "vmap-chunk1": dataclasses.replace(EXACT, chunk=1),
     "vmap-chunk3": dataclasses.replace(EXACT, chunk=3),
 }
-NEEDS_EVERYBODY = {"bnfed"}  # refuse a round in which some clients are silent
 
 
 @pytest.fixture(params=METHODS)
@@ -62,8 +61,7 @@ def training(request, method):
 
 def some_take_part(method, participants=TRAINING.participants, **others):
     """A training in which some clients are silent, if the method can do without them."""
-    everybody = any(isinstance(method, METHODS[name]) for name in NEEDS_EVERYBODY & METHODS.keys())
-    return dataclasses.replace(TRAINING, participants=None if everybody else participants, **others)
+    return dataclasses.replace(TRAINING, participants=None if method.everybody else participants, **others)
 
 
 def run_alone(method, inputs):

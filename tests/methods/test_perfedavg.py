@@ -113,7 +113,7 @@ def test_quadratic_loss(variant):
         grad = grad - alpha * A3 @ grad
     method = PerFedAvg(eta_outer, alpha, variant)
     local = method.step(model, method.begin((), w, None), tuple(batches[: method.batches_per_step]), torch.empty(0))
-    assert_close(local.w, w - eta_outer * grad, rtol=1e-9, atol=1e-9)
+    assert_close(local.theta, w - eta_outer * grad, rtol=1e-9, atol=1e-9)
 
 
 def personal(result, client=0):

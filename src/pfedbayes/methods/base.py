@@ -30,6 +30,12 @@ class Shard(NamedTuple):
     labels: Tensor
 
 
+class Local(NamedTuple):
+    """A round under way where one model is trained."""
+
+    theta: Tensor
+
+
 class Adaptation(NamedTuple):
     """What a personal model may be made from when it is asked to predict.
 
@@ -60,6 +66,7 @@ class Method:
     full_batch: ClassVar[bool] = False  # a batch is the client's whole training set
     classifies: ClassVar[bool] = False  # knows labels only, no regression
     pools: ClassVar[bool] = False  # trains one client that has everybody's data
+    everybody: ClassVar[bool] = False  # cannot do without any client in a round
     averages: ClassVar[bool] = True  # its server state is one tensor, an average of uploads
     default_init: ClassVar[Init] = "torch"
     pixels: ClassVar[Pixels] = "signed"
@@ -87,8 +94,8 @@ class Method:
         return ()
 
     def begin(self, client: State, received: State, shard: Shard) -> State:
-        """Local state at the start of a round."""
-        raise NotImplementedError
+        """Local state at the start of a round. Default: the received model."""
+        return Local(received)
 
     @property
     def batches_per_step(self) -> int:
@@ -109,8 +116,8 @@ class Method:
         raise NotImplementedError
 
     def end(self, local: State) -> tuple[State, State]:
-        """The client's new state and its upload."""
-        raise NotImplementedError
+        """The client's new state and its upload. Default: nothing is kept, and the trained model is sent."""
+        return (), local.theta
 
     # Prediction: a stack of outputs (K, n, ...), one per row of noise (K, T); noise=None asks for the mean network.
 

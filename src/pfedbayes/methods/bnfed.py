@@ -89,6 +89,7 @@ class BNFed(Method):
     title = "BNFed"
     reference = "Yurochkin et al., ICML 2019"
     learns = "one shared network; hidden units are matched between clients and their number is inferred"
+    everybody = True
     averages = False
     default_init = "normal"
     pixels = "unit"
@@ -139,12 +140,7 @@ class BNFed(Method):
         since elsewhere they are the outgoing ones of the layer below. All have precision 1 / sigma^2, but weights to
         class c have p_jc / sigma^2, where p_jc is client j's share of the examples of class c.
         """
-        num_clients = len(server.assignments[0])
-        if len(clients) < num_clients:
-            raise UserError(
-                f"BNFed matches the units of all {num_clients} clients, but only {len(clients)} take part: "
-                "leave training.participants out"
-            )
+        num_clients = len(clients)
         uploads = pick(uploads, clients.argsort())
         weights, biases = _local_layers(server, uploads.theta)
         upward, share = weights[-1], self._class_shares(uploads.labels.cpu().double(), biases[-1])
@@ -241,7 +237,7 @@ class BNFed(Method):
     def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
         """theta <- theta - eta grad CE(theta; B)."""
         (batch,) = batches
-        return Local(sgd(local.theta, model.grad_nll(local.theta, batch) / batch.size, self.eta), local.labels)
+        return Local(sgd(local.theta, model.grad_loss(local.theta, batch), self.eta), local.labels)
 
     def end(self, local: Local) -> tuple[State, Local]:
         return (), local

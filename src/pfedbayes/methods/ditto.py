@@ -54,7 +54,7 @@ class Ditto(Method):
         """theta <- theta - eta grad CE(theta; B) and v <- v - eta_personal [grad CE(v; B) + lambda (v - w)]."""
         (batch,) = batches
         theta, v, anchor = local
-        grad_theta, grad_v = model.grad_nll(theta, batch) / batch.size, model.grad_nll(v, batch) / batch.size
+        grad_theta, grad_v = model.grad_loss(theta, batch), model.grad_loss(v, batch)
         pull = self.prox * (v - anchor)
         return Local(sgd(theta, grad_theta, self.eta), sgd(v, grad_v + pull, self.eta_personal), anchor)
 

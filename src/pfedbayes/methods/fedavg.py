@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from torch import Tensor
 
-from pfedbayes.methods.base import Method, Shard, State, require
+from pfedbayes.methods.base import Local, Method, require
 from pfedbayes.nets import Batch, Model
 from pfedbayes.optim import sgd
-
-
-class Local(NamedTuple):
-    theta: Tensor
 
 
 @dataclass(frozen=True)
@@ -29,13 +24,7 @@ class FedAvg(Method):
     def __post_init__(self) -> None:
         require(self.eta >= 0, f"eta must not be negative, got {self.eta}")
 
-    def begin(self, client: State, received: Tensor, shard: Shard) -> Local:
-        return Local(received)
-
     def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
         """theta <- theta - eta grad CE(theta; B)."""
         (batch,) = batches
-        return Local(sgd(local.theta, model.grad_nll(local.theta, batch) / batch.size, self.eta))
-
-    def end(self, local: Local) -> tuple[State, Tensor]:
-        return (), local.theta
+        return Local(sgd(local.theta, model.grad_loss(local.theta, batch), self.eta))

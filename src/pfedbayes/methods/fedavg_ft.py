@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pfedbayes.methods.base import Adaptation, Method, Shard, State, require
+from pfedbayes.methods.base import Adaptation, Local, Method, State, require
 from pfedbayes.nets import Batch, Model
 from pfedbayes.optim import sgd
 from pfedbayes.trees import pick
-
-
-class Local(NamedTuple):
-    theta: Tensor
 
 
 @dataclass(frozen=True)
@@ -40,23 +35,17 @@ class FedAvgFT(Method):
         require(self.eta_personal >= 0, f"eta_personal must not be negative, got {self.eta_personal}")
         require(self.steps >= 0, f"steps must not be negative, got {self.steps}")
 
-    def begin(self, client: State, received: Tensor, shard: Shard) -> Local:
-        return Local(received)
-
     def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
         """theta <- theta - eta grad CE(theta; B)."""
         (batch,) = batches
-        return Local(sgd(local.theta, model.grad_nll(local.theta, batch) / batch.size, self.eta))
-
-    def end(self, local: Local) -> tuple[State, Tensor]:
-        return (), local.theta
+        return Local(sgd(local.theta, model.grad_loss(local.theta, batch), self.eta))
 
     def adapt(self, model: Model, client: State, received: Tensor, data: Adaptation) -> Tensor:
         """theta_i <- theta_i - eta_personal grad CE(theta_i; B), `steps` times from the shared model."""
         theta = received
         for rows in self.batches(data):
             batch = pick(data.train, rows)
-            theta = sgd(theta, model.grad_nll(theta, batch) / batch.size, self.eta_personal)
+            theta = sgd(theta, model.grad_loss(theta, batch), self.eta_personal)
         return theta
 
     def batches(self, data: Adaptation) -> Tensor:

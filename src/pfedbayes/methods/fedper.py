@@ -57,7 +57,7 @@ class FedPer(Method):
         """theta <- theta - eta grad CE(theta; B), from the body of w and the head of theta_i."""
         (batch,) = batches
         theta = model.net.join(local.w, local.theta)
-        theta = sgd(theta, model.grad_nll(theta, batch) / batch.size, self.eta)
+        theta = sgd(theta, model.grad_loss(theta, batch), self.eta)
         return Local(model.net.join(theta, local.w), theta)
 
     def end(self, local: Local) -> tuple[Tensor, Tensor]:

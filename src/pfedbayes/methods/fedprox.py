@@ -38,7 +38,7 @@ class FedProx(Method):
     def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
         """theta <- theta - eta [grad CE(theta; B) + lambda (theta - w)]."""
         (batch,) = batches
-        grad = model.grad_nll(local.theta, batch) / batch.size
+        grad = model.grad_loss(local.theta, batch)
         if self.prox:  # at lambda = 0 this is FedAvg to the last bit
             grad = grad + self.prox * (local.theta - local.anchor)
         return Local(sgd(local.theta, grad, self.eta), local.anchor)

@@ -69,7 +69,7 @@ class FedRep(Method):
         theta_i; the other part stays."""
         (batch,) = batches
         theta = model.net.join(local.w, local.theta)
-        moved = sgd(theta, model.grad_nll(theta, batch) / batch.size, self.eta)
+        moved = sgd(theta, model.grad_loss(theta, batch), self.eta)
         head_turn = local.steps % (self.head_steps + self.body_steps) < self.head_steps
         theta = torch.where(head_turn, model.net.join(theta, moved), model.net.join(moved, theta))
         return Local(model.net.join(theta, local.w), theta, local.steps + 1)

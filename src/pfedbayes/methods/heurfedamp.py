@@ -118,7 +118,7 @@ class HeurFedAMP(Method):
     def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
         """w <- w - eta [grad CE(w; B) + (lambda / alpha_k) (w - u_i)]."""
         (batch,) = batches
-        grad = model.grad_nll(local.theta, batch) / batch.size
+        grad = model.grad_loss(local.theta, batch)
         if self.prox:
             grad = grad + self.prox / self.alpha * (local.theta - local.cloud)
         return Local(sgd(local.theta, grad, self.eta), local.cloud)

@@ -41,7 +41,7 @@ class Local(Method):
     def step(self, model: Model, local: Tensor, batches: tuple[Batch, ...], noise: Tensor) -> Tensor:
         """theta_i <- theta_i - eta grad CE(theta_i; B)."""
         (batch,) = batches
-        return sgd(local, model.grad_nll(local, batch) / batch.size, self.eta)
+        return sgd(local, model.grad_loss(local, batch), self.eta)
 
     def end(self, local: Tensor) -> tuple[Tensor, State]:
         return local, ()

@@ -9,14 +9,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pfedbayes.methods.base import Adaptation, Method, Shard, State, require
+from pfedbayes.methods.base import Adaptation, Local, Method, State, require
 from pfedbayes.nets import Batch, Model
 from pfedbayes.optim import sgd
 from pfedbayes.trees import pick
-
-
-class Local(NamedTuple):
-    w: Tensor
 
 
 class Personal(NamedTuple):
@@ -56,53 +52,42 @@ class PerFedAvg(Method):
         require(self.alpha >= 0, f"alpha must not be negative, got {self.alpha}")
         require(self.delta > 0, f"delta must be positive, got {self.delta}")
 
-    def begin(self, client: State, received: Tensor, shard: Shard) -> Local:
-        return Local(received)
-
     @property
     def batches_per_step(self) -> int:
         return 2 if self.variant == "first-order" else 3
 
     def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
         """w <- w - eta_outer (I - alpha H(w; B3)) grad CE(w - alpha grad CE(w; B1); B2)."""
-        w = local.w
-        adapted = sgd(w, _grad(model, batches[0], w), self.alpha)
-        grad = _grad(model, batches[1], adapted)
+        w = local.theta
+        adapted = sgd(w, model.grad_loss(w, batches[0]), self.alpha)
+        grad = model.grad_loss(adapted, batches[1])
         if self.variant != "first-order":
             grad = grad - self.alpha * self.hessian_product(model, batches[2], w, grad)
         return Local(sgd(w, grad, self.eta_outer))
 
     def hessian_product(self, model: Model, batch: Batch, w: Tensor, v: Tensor) -> Tensor:
         """H(w; B) v; without second derivatives [grad CE(w + delta v; B) - grad CE(w - delta v; B)] / (2 delta)."""
-        gradient = partial(_grad, model, batch)
+        gradient = partial(model.grad_loss, batch=batch)
         if self.variant == "exact":
             product: Tensor = torch.func.vjp(gradient, w)[1](v)[0]  # H is symmetric
             return product
         return (gradient(w + self.delta * v) - gradient(w - self.delta * v)) / (2 * self.delta)
 
-    def end(self, local: Local) -> tuple[State, Tensor]:
-        return (), local.w
-
     def adapt(self, model: Model, client: State, received: Tensor, data: Adaptation) -> Personal:
         """theta_i = w - alpha grad CE(w; B), with a batch B of the client's training data."""
         (batch,) = [data.train] if self.adapt_on == "train-full" else _draw(data.train, 1, data)
-        honest = sgd(received, _grad(model, batch, received), self.alpha)
+        honest = sgd(received, model.grad_loss(received, batch), self.alpha)
         if self.adapt_on != "pfedme-test" or data.test is None:
             return Personal(honest, honest)
         first, second = _draw(data.test, 2, data)
-        theta = sgd(received, _grad(model, first, received), self.alpha)
-        return Personal(sgd(theta, _grad(model, second, theta), self.eta_outer), honest)
+        theta = sgd(received, model.grad_loss(received, first), self.alpha)
+        return Personal(sgd(theta, model.grad_loss(theta, second), self.eta_outer), honest)
 
     def views(self, client: Personal, received: Tensor) -> dict[str, Personal]:
         return {"honest": client._replace(theta=client.honest)} if self.adapt_on == "pfedme-test" else {}
 
     def predict_personal(self, model: Model, client: Personal, x: Tensor, noise: Tensor | None) -> Tensor:
         return model.outputs(client.theta, x)[None]
-
-
-def _grad(model: Model, batch: Batch, theta: Tensor) -> Tensor:
-    """grad CE(theta; B)."""
-    return model.grad_nll(theta, batch) / batch.size
 
 
 def _draw(examples: Batch, count: int, data: Adaptation) -> list[Batch]:

@@ -69,7 +69,7 @@ class PFedMe(Method):
         (batch,) = batches
         theta, w = local
         for _ in range(self.inner_steps):
-            grad = model.grad_nll(theta, batch) / batch.size
+            grad = model.grad_loss(theta, batch)
             theta = sgd(theta, grad + self.prox * (theta - w) + self.weight_decay * theta, self.eta_personal)
         return Client(theta, sgd(w, self.prox * (w - theta), self.eta))
 
