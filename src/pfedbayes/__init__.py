@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pfedbayes.data import DataConfig, Shards, load_shards
     from pfedbayes.engine import Federation, Plan, Training
     from pfedbayes.errors import Diverged, UserError
-    from pfedbayes.execution import load
+    from pfedbayes.execution import load, save
     from pfedbayes.likelihoods import Classification, Regression
     from pfedbayes.methods import METHODS, Method
     from pfedbayes.methods.pfedbayes import PFedBayes
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "METHODS", "Classification", "DataConfig", "Diverged", "Federation", "Method", "Model", "Net", "PFedBayes",
-    "Plan", "Regression", "Shards", "Training", "UserError", "WithNoise", "load", "load_shards", "mlp", "vgg",
+    "Plan", "Regression", "Shards", "Training", "UserError", "WithNoise", "load", "load_shards", "mlp", "save", "vgg",
 ]  # fmt: skip
 
 _HOME = {
     "data": ("DataConfig", "Shards", "load_shards"),
     "engine": ("Federation", "Plan", "Training"),
     "errors": ("Diverged", "UserError"),
-    "execution": ("load",),
+    "execution": ("load", "save"),
     "likelihoods": ("Classification", "Regression"),
     "methods": ("METHODS", "Method", "PFedBayes"),
     "nets": ("Model", "Net", "WithNoise", "mlp", "vgg"),

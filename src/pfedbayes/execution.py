@@ -21,6 +21,7 @@ from pfedbayes.engine import MODELS, Federation, Plan, choose_device
 from pfedbayes.errors import Diverged, UserError
 from pfedbayes.experiment import Experiment, build_federation, from_sections, method_name
 from pfedbayes.metrics import BINS, entropy, log_average, mutual_information, reliability
+from pfedbayes.nets import Model
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def _execute(
     clock = runs.Clock(checkpoint.seconds if checkpoint else 0.0)
     writer.write(runs.CONFIG, to_toml(experiment.sections()))
     if plan is None:
-        writer.write(runs.INFO, json.dumps(_describe(federation, experiment, digest), indent=1) + "\n")
+        writer.write(runs.INFO, json.dumps(_describe(federation, experiment.evaluation.split, digest), indent=1) + "\n")
     writer.truncate_log(checkpoint.log_bytes if checkpoint else 0)
     (writer.folder / runs.SUMMARY).unlink(missing_ok=True)
 
@@ -121,7 +122,8 @@ def _previous(folder: Path, digest: str, resume: bool) -> tuple[Plan | None, run
     return Plan(**previous.info["plan"]), runs.read_checkpoint(folder)
 
 
-def _describe(federation: Federation, experiment: Experiment, digest: str) -> dict[str, Any]:
+def _describe(federation: Federation, split: str, digest: str | None) -> dict[str, Any]:
+    """What run.json says; a digest of None marks a federation that no config describes."""
     shards, method = federation.shards, federation.method
     labels = None
     if shards.num_classes is not None:
@@ -136,7 +138,7 @@ def _describe(federation: Federation, experiment: Experiment, digest: str) -> di
         "seeds": list(federation.seeds),
         "clients": list(shards.names),
         "train_sizes": [len(indices) for indices in shards.train],
-        "test_sizes": [len(indices) for indices in getattr(shards, experiment.evaluation.split)],
+        "test_sizes": [len(indices) for indices in getattr(shards, split)],
         "labels": labels,
         "num_params": federation.model.net.num_params,
         "method": {
@@ -247,16 +249,37 @@ def _answer(prediction: _Predicted, row: int) -> dict[str, Any]:
     }
 
 
-def load(folder: str | Path, shards: Shards | None = None, device: str = "auto") -> Federation:
-    """The trained federation of a run folder: its data are loaded again, or given as `shards`."""
+def save(federation: Federation, folder: str | Path) -> Path:
+    """Keep a federation of one's own data and module in a folder, for `load`; data and module stay outside."""
+    writer = runs.Writer(Path(folder))
+    try:
+        if (writer.folder / runs.INFO).exists() and runs.read(writer.folder).info["digest"] is not None:
+            raise UserError(f"{folder} holds a run: give another folder")
+        method = {"name": method_name(federation.method), **dataclasses.asdict(federation.method)}
+        training = dataclasses.asdict(federation.training)
+        writer.write(runs.CONFIG, to_toml({"method": method, "training": training}))
+        writer.write(runs.INFO, json.dumps(_describe(federation, "test", None), indent=1) + "\n")
+        writer.checkpoint(federation.tensors(), federation.round, seconds=0.0)
+    finally:
+        writer.close()
+    return writer.folder
+
+
+def load(
+    folder: str | Path, shards: Shards | None = None, model: Model | None = None, device: str = "auto"
+) -> Federation:
+    """The trained federation of a run folder, its data and network made again; what `save` kept has to be given the
+    data and the model that it was trained with."""
     run = runs.read(Path(folder))
     experiment = from_sections(run.config)
     checkpoint = runs.read_checkpoint(run.folder)
     if checkpoint is None:
         raise UserError(f"{folder} has no saved state yet: let the run go on for a while")
+    if run.info["digest"] is None and (shards is None or model is None):
+        raise UserError(f"{folder} holds a federation of your own data and module: give load() its shards and model")
     shards = shards or load_shards(experiment.data)
     plan = dataclasses.replace(Plan(**run.info["plan"]), device=choose_device(device))
-    federation = build_federation(experiment, shards, run.info["seeds"], plan)
+    federation = build_federation(experiment, shards, run.info["seeds"], plan, model=model)
     federation.restore(checkpoint.tensors, checkpoint.round)
     return federation
 

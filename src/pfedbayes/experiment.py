@@ -186,9 +186,10 @@ def build_federation(
     seeds: Sequence[int],
     plan: Plan | None = None,
     device: str = "auto",
+    model: Model | None = None,
 ) -> Federation:
-    """A federation at round 0."""
-    model = build_model(experiment.net, shards, experiment.method)
+    """A federation at round 0; the model is the experiment's unless another is given."""
+    model = model or build_model(experiment.net, shards, experiment.method)
     if plan is None:
         plan = choose_plan(model, experiment.method, device, experiment.execution.dtype)
         wanted = experiment.execution

@@ -88,7 +88,14 @@ def estimator_title(name: str) -> str:
         return f"{estimator_title(name.removesuffix('+prior'))}, with the client's label prior"
     if name.startswith("mc"):
         return f"{name.removeprefix('mc')} samples averaged"
-    return {"one": "one sample", "mean": "mean network"}.get(name, name)
+    titles = {
+        "one": "one sample",
+        "mean": "mean network",
+        "local": "as local training left it",
+        "cloud": "cloud model",
+        "honest": "adapted on training data only",
+    }
+    return titles.get(name, name)
 
 
 def split(run: Run) -> str:

@@ -1,0 +1,66 @@
+import dataclasses
+
+import pytest
+import torch
+
+import pfedbayes
+from federations import federation, make_shards, model_for, trained
+from pfedbayes.errors import UserError
+from pfedbayes.execution import execute
+from pfedbayes.experiment import load as load_experiment
+from pfedbayes.methods import METHODS, FedAvg, PFedBayes
+
+BLOBS = [
+    "data.name=blobs", "data.clients=3", "data.examples=40", "net.hidden=[6]", "training.batch_size=8",
+    "training.local_steps=2", "training.rounds=4", "training.evaluate_every=2",
+]  # fmt: skip
+
+
+def same_bits(one, other):
+    a, b = one.tensors(), other.tensors()
+    return a.keys() == b.keys() and all(a[name].equal(b[name]) for name in a)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_runs_into_a_folder_and_comes_back(tmp_path, name):
+    experiment = load_experiment(None, [*BLOBS, f"method.name={name}", "evaluation.label_prior=true"])
+    steps = list(execute(experiment, tmp_path / "run", [1, 2]))
+    assert [step.round for step in steps] == [1, 2, 3, 4]
+    record = steps[-1].record
+    assert {which for which in ("personal", "shared") if record[which]} == {
+        which for which in ("personal", "shared") if getattr(METHODS[name], which)
+    }
+    back = pfedbayes.load(tmp_path / "run")
+    assert back.round == 4
+    again = back.evaluate(label_prior=True)
+    for which in back.models():
+        assert again[which] == record[which]
+
+
+def test_ones_own_federation_is_kept_and_comes_back(tmp_path):
+    method = PFedBayes(zeta=2.0)
+    ours = trained(method, 2)
+    pfedbayes.save(ours, tmp_path / "mine")
+    back = pfedbayes.load(tmp_path / "mine", make_shards(), model_for(method))
+    assert (back.round, back.method, back.train, back.seeds) == (2, method, ours.train, ours.seeds)
+    assert same_bits(ours, back)
+    x = torch.zeros(2, 3, dtype=torch.float64)
+    assert torch.equal(ours.predict("personal", 1, x, 5), back.predict("personal", 1, x, 5))
+    for one in (ours, back):
+        one.train_round()
+    assert same_bits(ours, back)
+    pfedbayes.save(back, tmp_path / "mine")  # a newer state may take the place of an older one
+
+
+def test_what_load_and_save_need_is_said(tmp_path):
+    ours = federation(FedAvg())
+    pfedbayes.save(ours, tmp_path / "mine")
+    with pytest.raises(UserError, match="its shards and model"):
+        pfedbayes.load(tmp_path / "mine")
+    other = dataclasses.replace(make_shards(), train=make_shards().train[:4], test=make_shards().test[:4],
+                                validation=make_shards().validation[:4], names=make_shards().names[:4])  # fmt: skip
+    with pytest.raises(UserError, match="does not fit"):
+        pfedbayes.load(tmp_path / "mine", other, model_for(FedAvg()))
+    list(execute(load_experiment(None, BLOBS), tmp_path / "run", [1]))
+    with pytest.raises(UserError, match="holds a run"):
+        pfedbayes.save(ours, tmp_path / "run")
