@@ -5,6 +5,8 @@ import torch
 
 import pfedbayes
 from federations import federation, make_shards, model_for, trained
+from pfedbayes import runs
+from pfedbayes.engine import Federation
 from pfedbayes.errors import UserError
 from pfedbayes.execution import execute
 from pfedbayes.experiment import load as load_experiment
@@ -64,3 +66,16 @@ def test_what_load_and_save_need_is_said(tmp_path):
     list(execute(load_experiment(None, BLOBS), tmp_path / "run", [1]))
     with pytest.raises(UserError, match="holds a run"):
         pfedbayes.save(ours, tmp_path / "run")
+
+
+def test_smaller_chunks_are_recorded_for_a_resumed_run(tmp_path, monkeypatch):
+    train_chunk = Federation._train_chunk
+
+    def small_memory(self, members, *others):
+        if len(members) > 2:
+            raise torch.OutOfMemoryError
+        return train_chunk(self, members, *others)
+
+    monkeypatch.setattr(Federation, "_train_chunk", small_memory)
+    list(execute(load_experiment(None, BLOBS), tmp_path / "run", [1]))
+    assert runs.read(tmp_path / "run").info["plan"]["chunk"] == 2

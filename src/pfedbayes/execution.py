@@ -75,6 +75,7 @@ def _execute(
     clock = runs.Clock(checkpoint.seconds if checkpoint else 0.0)
     writer.write(runs.CONFIG, to_toml(experiment.sections()))
     if plan is None:
+        plan = federation.plan
         writer.write(runs.INFO, json.dumps(_describe(federation, experiment.evaluation.split, digest), indent=1) + "\n")
     writer.truncate_log(checkpoint.log_bytes if checkpoint else 0)
     (writer.folder / runs.SUMMARY).unlink(missing_ok=True)
@@ -87,6 +88,10 @@ def _execute(
                 scores = federation.evaluate(**dataclasses.asdict(experiment.evaluation))
                 record = {"round": round, "seconds": clock.seconds(), **_json_safe(scores)}
                 writer.append(record)
+            if federation.plan != plan:  # the memory asked for smaller chunks: a resumed run begins with them
+                plan = federation.plan
+                info = json.loads((writer.folder / runs.INFO).read_text()) | {"plan": dataclasses.asdict(plan)}
+                writer.write(runs.INFO, json.dumps(info, indent=1) + "\n")
             if clock.seconds() - saved > experiment.execution.checkpoint_seconds or round == experiment.training.rounds:
                 writer.checkpoint(federation.tensors(), round, clock.seconds())
                 saved = clock.seconds()
