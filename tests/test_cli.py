@@ -121,6 +121,7 @@ def test_methods_and_data_list_what_there_is(tmp_path):
         (["--set", "training.participants=99"], "participants"),
         (["missing.toml"], "missing.toml"),
         (["--device", "cuda"], "--device cpu"),
+        (["--device", "tpu"], "no device 'tpu'"),
         (["--out", "/dev/null/run"], "cannot write to"),
         (["--set", "data.name=cifar10"], "PFEDBAYES_DATA"),
     ],
@@ -211,3 +212,26 @@ def test_a_longer_run_goes_on_from_a_finished_one(tmp_path):
     assert pfedbayes("run", *SMALL, *longer, "--out", "b", cwd=tmp_path).returncode == 0
     assert log_without_times(tmp_path / "a") == log_without_times(tmp_path / "b")
     assert same_state(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_run_of_a_gpu_is_not_resumed_without_one(tmp_path):
+    assert pfedbayes("run", *SMALL, "--out", "a", cwd=tmp_path).returncode == 0
+    info = json.loads((tmp_path / "a" / runs.INFO).read_text())
+    info["plan"]["device"] = "cuda"
+    (tmp_path / "a" / runs.INFO).write_text(json.dumps(info))
+    done = pfedbayes("run", "--resume", "--out", "a", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "was run on a GPU" in done.stderr.splitlines()[-1]
+
+
+def test_progress_shows_what_the_table_will_show(tmp_path):
+    """Clients of unequal size: a plain mean over clients would be another number."""
+    uneven = [*SMALL, "--set", "data.labels=dirichlet", "--set", "data.alpha=0.3", "--set", "method.name=fedavg"]
+    done = pfedbayes("run", *uneven, "--json", cwd=tmp_path)
+    accuracy = json.loads(done.stdout.splitlines()[-1])["shared"]["accuracy"]
+    run = runs.read(next((tmp_path / "runs").iterdir()))
+    assert len(set(run.info["test_sizes"])) > 1
+    assert f"round 6/6  shared accuracy {accuracy:.2f}" in done.stderr
+    plain = sum(run.rounds[-1]["shared"]["mean"]["accuracy"][0]) / 4
+    assert abs(plain - accuracy) > 0.01

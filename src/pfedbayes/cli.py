@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -139,7 +141,7 @@ def run(
     console = Console(stderr=True, highlight=False)
     console.print(f"[bold]{setup.method.title}[/] on {_data_title(setup)} → {folder}")
     rounds = execution.execute(setup, folder, numbers, device, resume, data_dir, _show_download(console))
-    with _interruptible() as stop, _progress(console, setup.training.rounds) as show:
+    with _interruptible() as stop, _progress(console, folder, setup.training.rounds) as show:
         for step in rounds:
             show(step)
             if stop and step.round < step.rounds:
@@ -178,8 +180,6 @@ def report(
 @app.command()
 def methods() -> None:
     """List the methods: what each learns, where it comes from, its settings and their defaults."""
-    import dataclasses
-
     from pfedbayes.methods import METHODS
 
     table = Table(show_lines=True)
@@ -250,12 +250,15 @@ def _interruptible() -> Iterator[list[int]]:
 
 
 @contextmanager
-def _progress(console: Console, rounds: int) -> Iterator[Any]:
+def _progress(console: Console, folder: Path, rounds: int) -> Iterator[Any]:
     """A live line on a terminal, else a line per evaluation."""
+    from pfedbayes import runs
+
     columns = (
         TextColumn("round {task.completed:.0f}/{task.total:.0f}"), BarColumn(), TextColumn("{task.fields[scores]}"),
         TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
     )  # fmt: skip
+    read_once = cache(runs.read)  # the log grows, but only clients and sizes are wanted of it
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=rounds, scores="")
 
@@ -263,7 +266,7 @@ def _progress(console: Console, rounds: int) -> Iterator[Any]:
             bar.update(task, completed=step.round)
             if step.record is None:
                 return
-            scores = _short_scores(step.record)
+            scores = _short_scores(read_once(folder), step.record)
             bar.update(task, scores=scores)
             if not console.is_terminal:
                 left = step.seconds / step.round * (step.rounds - step.round)
@@ -286,17 +289,14 @@ def _show_download(console: Console) -> Callable[[str, int, int], None]:
     return show
 
 
-def _short_scores(record: dict[str, Any]) -> str:
-    """Mean over clients of the first metric of each model."""
-    import numpy as np
+def _short_scores(run: Run, record: dict[str, Any]) -> str:
+    """The first metric of each model, reduced as in the final table."""
+    from pfedbayes.report import tables
 
     parts = []
-    for model in ("personal", "shared"):
-        if record[model]:
-            estimators = record[model]
-            best = next((name for name in estimators if name.startswith("mc")), "mean")
-            metric, values = next(iter(estimators[best].items()))
-            parts.append(f"{model} {metric} {np.mean(np.array(values, dtype=float)):.2f}")
+    for row in tables.headline(dataclasses.replace(run, rounds=[record])):
+        name, estimate = next(iter(row.mean.items()))
+        parts.append(f"{row.model} {name} {tables.text(name, estimate)}")
     return "  ".join(parts)
 
 

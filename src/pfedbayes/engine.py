@@ -120,10 +120,12 @@ class Plan:
 
 
 def choose_device(device: str) -> str:
-    """Turn "auto" into what there is; refuse a GPU that is not there."""
+    """Turn "auto" into what there is; refuse what is no device, and a GPU that is not there."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
+    if device not in ("cpu", "cuda"):
+        raise UserError(f"there is no device {device!r}: use --device auto, cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
         raise UserError("a GPU was asked for (--device cuda) but torch sees none: use --device cpu or --device auto")
     return device
 

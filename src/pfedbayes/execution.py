@@ -124,7 +124,12 @@ def _previous(folder: Path, digest: str, resume: bool) -> tuple[Plan | None, run
         raise UserError(f"{folder} was made by another config: give another --out, or the settings it was made with")
     if not resume:
         raise UserError(f"{folder} already holds this run: add --resume to go on with it, or give another --out")
-    return Plan(**previous.info["plan"]), runs.read_checkpoint(folder)
+    plan = Plan(**previous.info["plan"])
+    if plan.device == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            f"{folder} was run on a GPU and torch sees none: go on where there is one, or give another --out"
+        )
+    return plan, runs.read_checkpoint(folder)
 
 
 def _describe(federation: Federation, split: str, digest: str | None) -> dict[str, Any]:
