@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from pfedbayes.data import Shards, positions
-from pfedbayes.engine import Federation, Plan, Step, Training, client_round
+from pfedbayes.engine import Federation, Step, Training, client_round
 from pfedbayes.likelihoods import Classification, Likelihood
 from pfedbayes.methods import Method
 from pfedbayes.methods.base import Shard
 from pfedbayes.nets import Batch, Model, Net, mlp
+from pfedbayes.plan import Plan
 from pfedbayes.streams import Purpose, choose, key, normal
 from pfedbayes.trees import leaves, pick, stack, tree_map
 

@@ -22,12 +22,13 @@ from federations import (
     trained,
 )
 from pfedbayes.data import Shards
-from pfedbayes.engine import Federation, Plan, Training, choose_device, choose_plan, client_round
+from pfedbayes.engine import Federation, Training, client_round
 from pfedbayes.errors import UserError
 from pfedbayes.likelihoods import Classification, Regression
 from pfedbayes.methods import FedAvg, PFedBayes
 from pfedbayes.metrics import METRICS, accuracy, scores
 from pfedbayes.nets import Model, Net, WithNoise, mlp, vgg
+from pfedbayes.plan import Plan, choose_device, choose_plan
 from pfedbayes.streams import choose
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pfedbayes.data import DataConfig, Shards, load_shards
-    from pfedbayes.engine import Federation, Plan, Training
+    from pfedbayes.engine import Federation, Training
     from pfedbayes.errors import Diverged, UserError
     from pfedbayes.execution import load, save
     from pfedbayes.likelihoods import Classification, Regression
     from pfedbayes.methods import METHODS, Method
     from pfedbayes.methods.pfedbayes import PFedBayes
     from pfedbayes.nets import Model, Net, WithNoise, mlp, vgg
+    from pfedbayes.plan import Plan
 
 __version__ = "0.1.0"
 __all__ = [
@@ -27,12 +28,13 @@ __all__ = [
 
 _HOME = {
     "data": ("DataConfig", "Shards", "load_shards"),
-    "engine": ("Federation", "Plan", "Training"),
+    "engine": ("Federation", "Training"),
     "errors": ("Diverged", "UserError"),
     "execution": ("load", "save"),
     "likelihoods": ("Classification", "Regression"),
     "methods": ("METHODS", "Method", "PFedBayes"),
     "nets": ("Model", "Net", "WithNoise", "mlp", "vgg"),
+    "plan": ("Plan",),
 }
 
 

@@ -18,8 +18,10 @@ from pfedbayes.methods.base import Adaptation, Method, Shard, State
 from pfedbayes.metrics import METRICS, log_average, log_label_prior, scores
 from pfedbayes.nets import Batch, Init, Model
 from pfedbayes.optim import Adam, Momentum, adam, adam_init, momentum, momentum_init
+from pfedbayes.plan import Plan, choose_plan
+from pfedbayes.population import Population
 from pfedbayes.streams import Purpose, choose, fill_normal, key, normal
-from pfedbayes.trees import concat, fill, finite_rows, leaves, named_leaves, pick, stack
+from pfedbayes.trees import concat, fill, finite_rows, named_leaves, pick, stack
 
 Which = Literal["personal", "shared"]
 MODELS: tuple[Which, ...] = ("personal", "shared")
@@ -96,76 +98,6 @@ class Training:
         """Whether models are evaluated after this round."""
         in_window = self.evaluate_window is not None and self.evaluate_window[0] <= round <= self.evaluate_window[1]
         return in_window or round % self.evaluate_every == 0 or round == self.rounds
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How a run is executed. Results agree to rounding across plans and to the last bit within one.
-
-    over: clients trained together ("vmap") or one after another ("loop"); chunk: at most so many together.
-    """
-
-    device: str = "cpu"
-    over: Literal["vmap", "loop"] = "vmap"
-    chunk: int | None = None
-    threads: int | None = None
-    dtype: Literal["float32", "float64"] = "float32"
-
-    def activate(self) -> None:
-        """Set torch's global switches: threads, and on a GPU the deterministic full-precision kernels."""
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
-        torch.backends.cudnn.deterministic = True
-        torch.backends.cudnn.allow_tf32 = False
-
-
-def choose_device(device: str) -> str:
-    """Turn "auto" into what there is; refuse what is no device, and a GPU that is not there."""
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device not in ("cpu", "cuda"):
-        raise UserError(f"there is no device {device!r}: use --device auto, cpu or cuda")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("a GPU was asked for (--device cuda) but torch sees none: use --device cpu or --device auto")
-    return device
-
-
-def choose_plan(
-    model: Model, method: Method, device: str = "auto", dtype: Literal["float32", "float64"] = "float32"
-) -> Plan:
-    """vmap where the method allows it, but for convolutions on a CPU: grouped ones take twice the time of a loop."""
-    device = choose_device(device)
-    slow = model.net.convolutional and device == "cpu"
-    over: Literal["vmap", "loop"] = "loop" if slow or not method.batched else "vmap"
-    return Plan(device=device, over=over, threads=torch.get_num_threads() if device == "cpu" else None, dtype=dtype)
-
-
-class Population:
-    """The states of the clients met so far, stacked in the order in which they were first met."""
-
-    def __init__(self) -> None:
-        self.row: dict[int, int] = {}
-        self.states: State = None
-
-    def get(self, clients: Sequence[int], fresh: Callable[[int], State]) -> State:
-        """Stacked states of these clients; one that was not met before has a fresh one."""
-        if list(clients) == list(self.row):
-            return self.states
-        return stack([pick(self.states, self.row[k]) if k in self.row else fresh(k) for k in clients])
-
-    def put(self, clients: Sequence[int], states: State) -> None:
-        """Keep the states of these clients."""
-        if self.states is None or list(clients) == list(self.row):
-            self.states = states
-        else:
-            known = [n for n, client in enumerate(clients) if client in self.row]
-            rows = [self.row[clients[n]] for n in known]
-            for old, new in zip(leaves(self.states), leaves(states), strict=True):
-                old[rows] = new[known]
-            if unknown := [n for n, client in enumerate(clients) if client not in self.row]:
-                self.states = concat([self.states, pick(states, unknown)])
-        for client in clients:
-            self.row.setdefault(client, len(self.row))
 
 
 class Federation:

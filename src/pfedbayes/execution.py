@@ -17,11 +17,12 @@ from torch import Tensor
 from pfedbayes import runs
 from pfedbayes.config import to_toml
 from pfedbayes.data import Shards, load_shards
-from pfedbayes.engine import MODELS, Federation, Plan, choose_device
+from pfedbayes.engine import MODELS, Federation
 from pfedbayes.errors import Diverged, UserError
 from pfedbayes.experiment import Experiment, build_federation, from_sections, method_name
 from pfedbayes.metrics import BINS, entropy, log_average, mutual_information, reliability
 from pfedbayes.nets import Model
+from pfedbayes.plan import Plan, choose_device
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,12 @@ from typing import Any, Literal
 
 from pfedbayes.config import build, nearest, parse_override, read_toml
 from pfedbayes.data import DataConfig, Shards
-from pfedbayes.engine import Federation, Plan, Training, choose_plan
+from pfedbayes.engine import Federation, Training
 from pfedbayes.errors import UserError
 from pfedbayes.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.methods import METHODS, Method
 from pfedbayes.nets import Init, Model, Net, WithNoise, mlp, vgg
+from pfedbayes.plan import Plan, choose_plan
 
 
 @dataclass(frozen=True)
