@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pfedbayes.clients import Step, client_round
 from pfedbayes.data import Shards, positions
-from pfedbayes.engine import Federation, Step, Training, client_round
+from pfedbayes.engine import Federation, Training
 from pfedbayes.likelihoods import Classification, Likelihood
 from pfedbayes.methods import Method
 from pfedbayes.methods.base import Shard

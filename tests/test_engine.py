@@ -21,8 +21,9 @@ from federations import (
     same_bits,
     trained,
 )
+from pfedbayes.clients import client_round
 from pfedbayes.data import Shards
-from pfedbayes.engine import Federation, Training, client_round
+from pfedbayes.engine import Federation, Training
 from pfedbayes.errors import UserError
 from pfedbayes.likelihoods import Classification, Regression
 from pfedbayes.methods import FedAvg, PFedBayes

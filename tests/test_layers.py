@@ -18,7 +18,7 @@ LAYERS: list[list[set[str]]] = [
     [{"errors", "gaussian", "optim", "polyagamma", "streams", "trees", "likelihoods", "metrics"}],
     [{"nets"}],
     [{"methods"}, {"data"}],
-    [{"engine", "plan", "population"}],
+    [{"clients", "engine", "plan", "population"}],
     [{"config", "experiment", "execution", "runs"}],
     [{"report", "cli"}],
 ]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from pfedbayes.streams import Purpose, choose, fill_normal, key, normal
+from pfedbayes.streams import Purpose, choose, key, keys, normal, normals, philox, philox_normals
 
 CPU = torch.device("cpu")
 COUNT = 100_000
@@ -51,12 +51,49 @@ def test_a_draw_neither_reads_nor_moves_the_global_generator():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_rows_filled_one_by_one_equal_separate_draws():
-    out, generator = torch.empty(3, 2, 50), torch.Generator()
-    for row, seed in zip(out, (7, 8, 7), strict=True):
-        fill_normal(row, generator, seed)
-    assert torch.equal(out[1], normal((2, 50), 8, torch.float32, CPU))
+@pytest.mark.parametrize("count", [50, 40_000])  # few are drawn in turn, many by several threads
+def test_stacked_draws_equal_separate_ones(count):
+    out = normals((2, count), np.array([7, 8, 7]), torch.float32, CPU)
+    assert torch.equal(out[1], normal((2, count), 8, torch.float32, CPU))
     assert torch.equal(out[0], out[2])
+
+
+def test_keys_of_many_names_are_those_of_each():
+    many = keys(np.array([[3], [4]]), Purpose.TRAINING, 9, np.array([[0, 1, 70_000]]), 2)
+    assert many.tolist() == [[key(seed, Purpose.TRAINING, 9, i, 2) for i in (0, 1, 70_000)] for seed in (3, 4)]
+
+
+class TestPhilox:
+    # The known answers that its authors publish with their library.
+    @pytest.mark.parametrize(
+        ("words", "expected"),
+        [
+            ((0, 0, 0), (0xFF1DAE59, 0x6CD10DF2)),
+            ((0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF), (0x2C3F628B, 0xAB4FD7AD)),
+            ((0x243F6A88, 0x85A308D3, 0x13198A2E), (0xDD7CE038, 0xF62A4C12)),
+        ],
+    )
+    def test_known_answers(self, words, expected):
+        assert tuple(int(word) for word in philox(*(torch.tensor([word]) for word in words))) == expected
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_draws_are_standard_normal_and_independent(self, dtype):
+        names = torch.from_numpy(keys(1, Purpose.TRAINING, 1, np.arange(3), 0))
+        g = philox_normals((COUNT,), names, dtype).double()
+        assert g.mean(1).abs().max() < 5 / math.sqrt(COUNT)
+        assert (g.std(1) - 1).abs().max() < 5 / math.sqrt(2 * COUNT)
+        cdf = 0.5 * (1 + torch.erf(g.sort().values / math.sqrt(2)))
+        assert (cdf - (torch.arange(COUNT) + 0.5) / COUNT).abs().max() * math.sqrt(COUNT) < 1.95
+        half = COUNT // 2
+        for left, right in [(g[0], g[1]), (g[1], g[2]), (g[0, :half], g[0, half:]), (g[0, 1:], g[0, :-1])]:
+            assert abs((left * right).mean()) < 5 / math.sqrt(half)
+            assert abs((left.square() * right.square()).mean() - 1) < 5 * math.sqrt(8 / half)
+
+    def test_a_draw_does_not_depend_on_the_others(self):
+        names = torch.tensor([5, 2**62 + 3, 11])
+        together = philox_normals((3, 7), names, torch.float64)
+        assert torch.equal(together[1], philox_normals((3, 7), names[1:2], torch.float64)[0])
+        assert together.shape == (3, 3, 7)
 
 
 def test_choice_is_a_sorted_set_of_clients_that_depends_on_seed_and_round():

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pfedbayes.clients import LocalTraining, Work
 from pfedbayes.data import Shards, positions
 from pfedbayes.errors import Diverged, UserError
 from pfedbayes.methods.base import Adaptation, Method, Shard, State
@@ -20,40 +21,11 @@ from pfedbayes.nets import Batch, Init, Model
 from pfedbayes.optim import Adam, Momentum, adam, adam_init, momentum, momentum_init
 from pfedbayes.plan import Plan, choose_plan
 from pfedbayes.population import Population
-from pfedbayes.streams import Purpose, choose, fill_normal, key, normal
-from pfedbayes.trees import concat, fill, finite_rows, named_leaves, pick, stack
+from pfedbayes.streams import Purpose, choose, key, keys, normal
+from pfedbayes.trees import concat, fill, finite_rows, named_leaves, pick, tree_map
 
 Which = Literal["personal", "shared"]
 MODELS: tuple[Which, ...] = ("personal", "shared")
-Step = tuple[tuple[Batch, ...], Tensor]
-Over = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-def alone(function: Callable[..., Any]) -> Callable[..., Any]:
-    """One client, no client axis."""
-    return function
-
-
-def client_round(
-    method: Method,
-    model: Model,
-    client: State,
-    received: State,
-    shard: Shard,
-    steps: Iterable[Step],
-    over: Over = alone,
-) -> tuple[State, State]:
-    """A client's part of a round, Algorithm 1: R local steps; the client's new state and its upload.
-
-    Written for one client. With `over=torch.func.vmap` the same lines train many at once, every argument then having
-    a leading client axis.
-    """
-    local = over(method.begin)(client, received, shard)
-    step = over(partial(method.step, model))
-    for batches, noise in steps:
-        local = step(local, batches, noise)
-    new_client, upload = over(method.end)(local)
-    return new_client, upload
 
 
 @dataclass(frozen=True)
@@ -100,6 +72,25 @@ class Training:
         return in_window or round % self.evaluate_every == 0 or round == self.rounds
 
 
+def client_steps(training: Training, method: Method, num_clients: int, num_seeds: int) -> int:
+    """How many local steps of single clients a whole run takes."""
+    everybody = (training.train or method.who_trains) == "all"
+    per_round = 1 if method.pools else num_clients if everybody else training.participants or num_clients
+    return training.rounds * training.local_steps * per_round * num_seeds
+
+
+Trio = tuple[State, list[State], list[Adam | Momentum]]  # states of clients, servers and the servers' optimisers
+PENDING_ROUNDS = 16  # a GPU works on so many rounds before it is asked whether all went well
+
+
+class Pending(NamedTuple):
+    """A round whose outcome is not known yet: who trained, and how far each client had read before."""
+
+    round: int
+    members: list[int]
+    cursors: NDArray[np.int64]
+
+
 class Federation:
     """Clients, server and data of one experiment, for one or more seeds at once.
 
@@ -119,13 +110,16 @@ class Federation:
         self.shards, self.model, self.method = shards, model, method
         self.training = training or Training()
         self.seeds = tuple(seeds) if seeds is not None else (self.training.seed,)
-        self.plan = plan or choose_plan(model, method)
+        steps_ahead = client_steps(self.training, method, len(shards.train), len(self.seeds))
+        self.plan = plan or choose_plan(model, method, client_steps=steps_ahead)
         if self.plan.over == "vmap" and not method.batched:
             raise UserError(f"{method.title} trains one client after another: set execution.over=loop")
         if method.classifies and model.likelihood.task != "classification":
             raise UserError(f"{method.title} classifies: give labels instead of numbers, or another method")
         if self.training.server_optimizer != "none" and not method.averages:
             raise UserError(f"{method.title} does not average uploads: leave training.server_optimizer out")
+        if self.plan.graph and method.grows:
+            raise UserError(f"the models of {method.title} change size: leave execution.graph out")
         self.plan.activate()
         self.train_sets = (torch.cat(shards.train),) if method.pools else shards.train
         self.num_clients = len(self.train_sets)
@@ -147,7 +141,7 @@ class Federation:
             raise UserError(f"client {empty!r} has no training data: leave it out or give it some")
         self.batch_sizes = self.sizes if method.full_batch else self.sizes.clip(max=self.training.batch_size)
         self._label_counts = torch.stack([self._count_labels(indices) for indices in self.train_sets])
-        self._generator = torch.Generator(self.device)
+        self._local_training = self._make_local_training()
 
         self.round = 0
         thetas = [model.net.init(key(seed, Purpose.INIT), init or method.default_init) for seed in self.seeds]
@@ -160,6 +154,8 @@ class Federation:
             if self.training.server_optimizer != "none"
         ]
         self.population = Population()
+        self._pending: list[Pending] = []
+        self._failed: Tensor | None = None
         self.cursors = np.zeros(len(self.seeds) * self.num_clients, dtype=np.int64)
 
     def _count_labels(self, indices: Tensor) -> Tensor:
@@ -171,10 +167,16 @@ class Federation:
 
     # Training
 
+    def _make_local_training(self) -> LocalTraining:
+        return LocalTraining(self.method, self.model, self.x, self.y, self.plan)
+
     def rounds(self, until: int | None = None) -> Iterator[int]:
         """Train up to round `until` (the configured number if not given), yielding after each round."""
-        while self.round < (self.training.rounds if until is None else until):
+        until = self.training.rounds if until is None else until
+        while self.round < until:
             self.train_round()
+            if self.round == until:
+                self.confirm()
             yield self.round
 
     def train_round(self) -> None:
@@ -190,22 +192,68 @@ class Federation:
                 for server, ids in zip(self.servers, trained, strict=True)
             ]
         )
-        states = self.population.get(members, self._fresh_client)
-        clients, uploads = self._train(members, states, received, round)
-        self._refuse_nonfinite(members, clients, uploads, round)
+        before = self.population.get(members, self._fresh_client)
+        clients, uploads = self._train(members, before, received, round)
 
         servers = []
         for s, (server, ids) in enumerate(zip(self.servers, trained, strict=True)):
-            rows = s * len(ids) + np.flatnonzero(np.isin(ids, chosen[s]))
-            sizes = torch.from_numpy(self.sizes[chosen[s]]).to(self.device, self.dtype)
-            servers.append(self.method.aggregate(server, pick(uploads, rows), sizes, torch.from_numpy(chosen[s])))
-        if self._server_optimizers:
-            servers, self._server_optimizers = self._follow(servers)
+            among = slice(None) if len(ids) == len(chosen[s]) else self._send(np.flatnonzero(np.isin(ids, chosen[s])))
+            own = pick(pick(uploads, slice(s * len(ids), (s + 1) * len(ids))), among)
+            sizes = self._send(self.sizes[chosen[s]]).to(self.dtype)
+            servers.append(self.method.aggregate(server, own, sizes, torch.from_numpy(chosen[s])))
+        optimizers = self._server_optimizers
+        if optimizers:
+            servers, optimizers = self._follow(servers)
+        old = (before, self.servers, self._server_optimizers)
+        clients, self.servers, self._server_optimizers = self._accept(
+            round, members, finite_rows(clients, uploads), old, (clients, servers, optimizers)
+        )
         self.population.put(members, clients)
         consumed = self.batch_sizes[self._client(members)] * self.training.local_steps * self.method.batches_per_step
         self.cursors[members] += consumed
-        self.servers = servers
         self.round = round
+        if len(self._pending) == PENDING_ROUNDS:
+            self.confirm()
+
+    def _accept(self, round: int, members: list[int], finite: Tensor, old: Trio, new: Trio) -> Trio:
+        """What the states are after the round: the new ones, or the old ones and an error if a client is not finite.
+
+        Where rounds are replayed as graphs the GPU decides by itself and is asked by `confirm`, since asking it would
+        let it run dry.
+        """
+        if not self.plan.graph:
+            if not bool(finite.all()):
+                raise self._diverged(round, members[int(finite.int().argmin())])
+            return new
+        if self._failed is None:
+            self._failed = torch.zeros(2, dtype=torch.int64, device=self.device)
+        fails = (self._failed[0] == 0) & ~finite.all()
+        names = torch.stack([torch.full_like(self._failed[0], round), finite.int().argmin()])
+        self._failed = torch.where(fails, names, self._failed)
+        self._pending.append(Pending(round, members, self.cursors.copy()))
+        sound = self._failed[0] == 0
+        kept = tree_map(lambda after, before: torch.where(sound, after, before), new, old)
+        return kept[0], list(kept[1]), list(kept[2])
+
+    def confirm(self) -> None:
+        """Wait for the rounds under way; an error if one of them was not taken, and the state is that before it."""
+        pending, self._pending = self._pending, []
+        failed, self._failed = self._failed, None
+        if failed is None:
+            return
+        number, row = failed.tolist()
+        for round, members, cursors in pending:
+            if round == number:
+                self.round, self.cursors = round - 1, cursors
+                raise self._diverged(round, members[row])
+
+    def _diverged(self, round: int, member: int) -> Diverged:
+        s, i = divmod(member, self.num_clients)
+        seed = f" (seed {self.seeds[s]})" if len(self.seeds) > 1 else ""
+        return Diverged(
+            f"round {round}: {self.shards.names[i]}{seed} has become non-finite, so the round was not taken: "
+            "lower the learning rate or raise the batch size"
+        )
 
     def _follow(self, averages: list[Tensor]) -> tuple[list[State], list[Adam | Momentum]]:
         """FedOpt (Reddi et al. 2021): the step from the server's state to the average is minus its gradient."""
@@ -231,81 +279,57 @@ class Federation:
         """client_round over these members, in chunks that fit the memory."""
         chunk = self.plan.chunk or len(members)
         try:
+            if chunk >= len(members):
+                return self._train_chunk(members, clients, received, round)
             parts = []
             for start in range(0, len(members), chunk):
                 part = slice(start, start + chunk)
-                parts.append(self._train_chunk(members[part], pick(clients, part), pick(received, part), round))
-            return concat([part[0] for part in parts]), concat([part[1] for part in parts])
+                trained = self._train_chunk(members[part], pick(clients, part), pick(received, part), round)
+                parts.append(tree_map(torch.clone, trained) if self.plan.graph else trained)
+            whole: tuple[State, State] = concat(parts)
+            return whole
         except torch.OutOfMemoryError:
             if chunk == 1:
                 raise UserError(
                     "the GPU's memory does not hold even one client: lower training.batch_size or use --device cpu"
                 ) from None
-        torch.cuda.empty_cache()
         self.plan = replace(self.plan, chunk=(chunk + 1) // 2)
+        self._local_training = self._make_local_training()
+        torch.cuda.empty_cache()
         return self._train(members, clients, received, round)
 
     def _train_chunk(self, members: list[int], clients: State, received: State, round: int) -> tuple[State, State]:
         ids = self._client(members)
-        shard = Shard(
-            torch.from_numpy(self.sizes[ids]).to(self.device, self.dtype), self._label_counts[ids].to(self.device)
-        )
-        train = partial(client_round, self.method, self.model)
-        if self.plan.over == "vmap":
-            return train(clients, received, shard, self._steps(members, round), over=torch.func.vmap)
-        results = []
-        for k, member in enumerate(members):
-            steps = ((pick(batches, 0), noise[0]) for batches, noise in self._steps([member], round))
-            results.append(train(pick(clients, k), pick(received, k), pick(shard, k), steps))
-        return stack([client for client, _ in results]), stack([upload for _, upload in results])
+        shard = Shard(self._send(self.sizes[ids]).to(self.dtype), self._send(self._label_counts[ids].numpy()))
+        rows, weight = self._batch_rows(members, self.training.local_steps * self.method.batches_per_step)
+        seeds = np.array(self.seeds)[np.array(members) // self.num_clients]
+        names = keys(seeds[:, None], Purpose.TRAINING, round, ids[:, None], np.arange(self.training.local_steps)[None])
+        work = Work(rows, weight, self._send(names) if self.plan.noise == "philox" else names)
+        return self._local_training(clients, received, shard, work)
 
     def _client(self, members: Sequence[int]) -> NDArray[np.int64]:
         return np.remainder(members, self.num_clients)
 
-    def _steps(self, members: list[int], round: int) -> Iterator[Step]:
-        """Batches and noise of the local steps of these members, each with a leading member axis."""
-        per_step = self.method.batches_per_step
-        indices, weight = self._batch_indices(members, self.training.local_steps * per_step)
-        noise_shape = self.method.noise_shape(self.model.net.num_params)
-        for r in range(self.training.local_steps):
-            batches = tuple(self._gather(indices[:, k], weight) for k in range(r * per_step, (r + 1) * per_step))
-            noise = torch.empty((len(members), *noise_shape), dtype=self.dtype, device=self.device)
-            if noise_shape:
-                for row, member in zip(noise, members, strict=True):
-                    s, i = divmod(member, self.num_clients)
-                    fill_normal(row, self._generator, key(self.seeds[s], Purpose.TRAINING, round, i, r))
-            yield batches, noise
-
-    def _batch_indices(self, members: list[int], count: int) -> tuple[Tensor, Tensor]:
+    def _batch_rows(self, members: list[int], count: int) -> tuple[Tensor, Tensor]:
         """Pool rows (members, count, width) of the next batches, and which columns are real: weight (members, width).
 
         A client with fewer examples than the width fills up with its first row at weight 0.
         """
-        batch_sizes = self.batch_sizes[self._client(members)]
-        indices = np.empty((len(members), count, batch_sizes.max()), dtype=np.int64)
-        real = np.zeros((len(members), batch_sizes.max()))
-        for k, (member, batch) in enumerate(zip(members, batch_sizes, strict=True)):
+        width = int(self.batch_sizes.max())  # of all clients: compiled steps want one shape
+        rows = np.empty((len(members), count, width), dtype=np.int64)
+        for k, (member, batch) in enumerate(zip(members, self.batch_sizes[self._client(members)], strict=True)):
             s, i = divmod(member, self.num_clients)
-            rows = self.train_sets[i].numpy()
-            taken = positions(self.seeds[s], i, len(rows), int(self.cursors[member]), count * int(batch))
-            indices[k] = rows[0]
-            indices[k, :, :batch] = rows[taken].reshape(count, batch)
-            real[k, :batch] = 1
-        return torch.from_numpy(indices).to(self.device), torch.from_numpy(real).to(self.device, self.dtype)
+            own = self.train_sets[i].numpy()
+            taken = positions(self.seeds[s], i, len(own), int(self.cursors[member]), count * int(batch))
+            rows[k, :, batch:] = own[0]
+            rows[k, :, :batch] = own[taken].reshape(count, batch)
+        real = np.arange(width) < self.batch_sizes[self._client(members), None]
+        return self._send(rows), self._send(real).to(self.dtype)
 
-    def _gather(self, indices: Tensor, weight: Tensor) -> Batch:
-        flat = indices.flatten()
-        x, y = self.x.index_select(0, flat), self.y.index_select(0, flat)
-        return Batch(x.view(*indices.shape, *x.shape[1:]), y.view(*indices.shape, *y.shape[1:]), weight)
-
-    def _refuse_nonfinite(self, members: list[int], clients: State, uploads: State, round: int) -> None:
-        if (bad := torch.nonzero(~finite_rows(clients, uploads))).numel():
-            s, i = divmod(members[int(bad[0])], self.num_clients)
-            seed = f" (seed {self.seeds[s]})" if len(self.seeds) > 1 else ""
-            raise Diverged(
-                f"round {round}: {self.shards.names[i]}{seed} has become non-finite, so the round was not taken: "
-                "lower the learning rate or raise the batch size"
-            )
+    def _send(self, values: NDArray[Any]) -> Tensor:
+        """To the device, without waiting for it."""
+        tensor = torch.from_numpy(values)
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
     # Prediction
 
@@ -410,6 +434,7 @@ class Federation:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that training has changed, by name."""
+        self.confirm()
         named: dict[str, Tensor] = {
             "cursors": torch.from_numpy(self.cursors),
             "enrolled": torch.tensor(list(self.population.row), dtype=torch.int64),

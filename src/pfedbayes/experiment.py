@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from pfedbayes.config import build, nearest, parse_override, read_toml
 from pfedbayes.data import DataConfig, Shards
-from pfedbayes.engine import Federation, Training
+from pfedbayes.engine import Federation, Training, client_steps
 from pfedbayes.errors import UserError
 from pfedbayes.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.methods import METHODS, Method
 from pfedbayes.nets import Init, Model, Net, WithNoise, mlp, vgg
-from pfedbayes.plan import Plan, choose_plan
+from pfedbayes.plan import Dtype, Noise, Over, Plan, Precision, choose_plan
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,14 @@ class Execution:
     rounding: see `Plan`. checkpoint_seconds: the state is saved about so often.
     """
 
-    over: Literal["vmap", "loop"] | None = None
+    over: Over | None = None
     chunk: int | None = None
     threads: int | None = None
-    dtype: Literal["float32", "float64"] = "float32"
+    dtype: Dtype = "float32"
+    compile: bool | None = None
+    graph: bool | None = None
+    noise: Noise | None = None
+    precision: Precision | None = None
     checkpoint_seconds: float = 20.0
 
     def __post_init__(self) -> None:
@@ -75,6 +79,16 @@ class Execution:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+
+    def adapt(self, plan: Plan) -> Plan:
+        """The plan with everything that is set here."""
+        wanted = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        del wanted["checkpoint_seconds"]
+        if self.over == "loop":
+            wanted = {"compile": False, "graph": False} | wanted
+        elif self.noise == "torch":
+            wanted = {"graph": False} | wanted
+        return dataclasses.replace(plan, **wanted)
 
 
 @dataclass(frozen=True)
@@ -192,9 +206,6 @@ def build_federation(
     """A federation at round 0; the model is the experiment's unless another is given."""
     model = model or build_model(experiment.net, shards, experiment.method)
     if plan is None:
-        plan = choose_plan(model, experiment.method, device, experiment.execution.dtype)
-        wanted = experiment.execution
-        plan = dataclasses.replace(
-            plan, over=wanted.over or plan.over, chunk=wanted.chunk, threads=wanted.threads or plan.threads
-        )
+        steps = client_steps(experiment.training, experiment.method, len(shards.train), len(seeds))
+        plan = experiment.execution.adapt(choose_plan(model, experiment.method, device, client_steps=steps))
     return Federation(shards, model, experiment.method, experiment.training, seeds, experiment.net.init, plan)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
@@ -22,55 +24,54 @@ def gaussian(mu: Tensor, rho0: float) -> Tensor:
     return torch.stack([mu, torch.full_like(mu, rho0)])
 
 
-def sample(v: Tensor, g: Tensor) -> Tensor:
-    """Eq. (26): theta = h(v, g) = mu + sigma * g, with g standard normal of shape (..., T)."""
+class MeanField(NamedTuple):
+    """A Gaussian by the means and standard deviations of its weights, each (..., T); or a gradient in both."""
+
+    mu: Tensor
+    sigma: Tensor
+
+
+def mean_field(v: Tensor) -> MeanField:
+    """Means and standard deviations of v."""
     mu, rho = v.unbind(-2)
-    return mu + sigma(rho) * g
+    return MeanField(mu, sigma(rho))
 
 
-def sample_grad(v: Tensor, g: Tensor, grad_theta: Tensor) -> Tensor:
-    """The gradient in v of a function of theta = h(v, g), given its gradient in theta."""
-    rho = v.select(-2, 1)
-    return torch.stack([grad_theta, grad_theta * g * torch.sigmoid(rho)], dim=-2)
+def grad_in_v(v: Tensor, grad: MeanField) -> Tensor:
+    """The gradient in v = (mu, rho) from the one in (mu, sigma): d sigma / d rho = 1 / (1 + exp(-rho))."""
+    return torch.stack([grad.mu, grad.sigma * torch.sigmoid(v.select(-2, 1))], dim=-2)
 
 
-def kl(q: Tensor, w: Tensor) -> Tensor:
+def sample(q: MeanField, g: Tensor) -> Tensor:
+    """Eq. (26): theta = h(v, g) = mu + sigma * g, with g standard normal of shape (..., T)."""
+    return torch.addcmul(q.mu, q.sigma, g)
+
+
+def kl(q: MeanField, w: MeanField) -> Tensor:
     """Eq. (8): KL(q || w), summed over the T parameters."""
-    mu_q, rho_q = q.unbind(-2)
-    mu_w, rho_w = w.unbind(-2)
-    sigma_q, sigma_w = sigma(rho_q), sigma(rho_w)
     per_parameter = (
-        2 * torch.log(sigma_w / sigma_q) + (sigma_q.square() + (mu_q - mu_w).square()) / sigma_w.square() - 1
+        2 * torch.log(w.sigma / q.sigma) + (q.sigma.square() + (q.mu - w.mu).square()) / w.sigma.square() - 1
     )
     return 0.5 * per_parameter.sum(-1)
 
 
-def kl_grad_q(q: Tensor, w: Tensor) -> Tensor:
-    """Gradient of KL(q || w), Eq. (8), in q = (mu_q, rho_q).
+def kl_grad_q(q: MeanField, w: MeanField) -> MeanField:
+    """Gradient of KL(q || w), Eq. (8), in the means and standard deviations of q.
 
     The factored form is exactly zero at q = w. It has to be: where the likelihood has no gradient (a dead unit),
     Adam would turn a rounding error of 1e-16 into a full step.
     """
-    mu_q, rho_q = q.unbind(-2)
-    mu_w, rho_w = w.unbind(-2)
-    sigma_q, sigma_w = sigma(rho_q), sigma(rho_w)
-    precision = sigma_w.square().reciprocal()
-    grad_mu = (mu_q - mu_w) * precision
-    grad_sigma = (sigma_q - sigma_w) * (sigma_q + sigma_w) / sigma_q * precision
-    return torch.stack([grad_mu, grad_sigma * torch.sigmoid(rho_q)], dim=-2)
+    precision = w.sigma.pow(-2)
+    spread = (q.sigma - w.sigma) * (q.sigma + w.sigma)
+    return MeanField((q.mu - w.mu) * precision, spread / q.sigma * precision)
 
 
-def kl_grad_w(q: Tensor, w: Tensor) -> Tensor:
-    """Gradient of KL(q || w), Eq. (8), in w = (mu_w, rho_w), factored as in `kl_grad_q`."""
-    mu_q, rho_q = q.unbind(-2)
-    mu_w, rho_w = w.unbind(-2)
-    sigma_q, sigma_w = sigma(rho_q), sigma(rho_w)
-    precision = sigma_w.square().reciprocal()
-    difference = mu_q - mu_w
-    grad_mu = -difference * precision
-    spread = (sigma_q - sigma_w) * (sigma_q + sigma_w) + difference.square()
-    grad_sigma = -spread * precision / sigma_w
-    return torch.stack([grad_mu, grad_sigma * torch.sigmoid(rho_w)], dim=-2)
+def kl_grad_w(q: MeanField, w: MeanField) -> MeanField:
+    """Gradient of KL(q || w), Eq. (8), in the means and standard deviations of w, factored as in `kl_grad_q`."""
+    precision = w.sigma.pow(-2)
+    difference = w.mu - q.mu
+    spread = (w.sigma - q.sigma) * (w.sigma + q.sigma) - difference.square()
+    return MeanField(difference * precision, spread / w.sigma * precision)
 
 
 def barycentre(v: Tensor, weights: Tensor) -> Tensor:

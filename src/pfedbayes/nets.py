@@ -126,8 +126,7 @@ class Model(NamedTuple):
         """Images are stored as bytes; they are scaled to [-1, 1] ("signed") or [0, 1] ("unit") here and only here."""
         if x.dtype != torch.uint8:
             return x
-        unit = x.to(dtype) / 255
-        return unit if self.pixels == "unit" else (unit - 0.5) / 0.5
+        return x.to(dtype) / 255 if self.pixels == "unit" else x.to(dtype) / 127.5 - 1
 
     def nll(self, theta: Tensor, batch: Batch) -> Tensor:
         """-log p_theta(B), summed over the real examples of the batch."""

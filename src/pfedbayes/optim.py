@@ -31,20 +31,19 @@ def momentum(theta: Tensor, grad: Tensor, state: Momentum, rate: float, decay: f
 
 
 class Adam(NamedTuple):
-    """Running moments of the gradient and the number of steps taken."""
+    """Running means of the gradient and of its square, and the total weight 1 - beta^t that each has given so far."""
 
-    step: Tensor
     mean: Tensor
     square: Tensor
+    mean_weight: Tensor
+    square_weight: Tensor
 
 
 def adam_init(theta: Tensor) -> Adam:
     """Adam before its first step."""
-    return Adam(
-        torch.zeros((), dtype=torch.int64, device=theta.device),
-        torch.zeros_like(theta),
-        torch.zeros_like(theta),
-    )
+    # The weights are in double precision: 1 - beta2 is 0.001, of which single precision would lose digits.
+    nothing = torch.zeros((), dtype=torch.float64, device=theta.device)
+    return Adam(torch.zeros_like(theta), torch.zeros_like(theta), nothing, nothing)
 
 
 def adam(
@@ -56,12 +55,15 @@ def adam(
     beta2: float = 0.999,
     eps: float = 1e-8,
 ) -> tuple[Tensor, Adam]:
-    """One step of Adam (Kingma & Ba), with eps outside the root as in torch.optim.Adam."""
-    step = state.step + 1
+    """One step of Adam (Kingma & Ba), with eps outside the root as in torch.optim.Adam.
+
+    The corrections are running means of 1 rather than powers: a compiler repeats them for every entry of theta.
+    """
     mean = torch.lerp(state.mean, grad, 1 - beta1)
-    square = beta2 * state.square + (1 - beta2) * grad.square()
-    # 1 - beta2 is 0.001: the corrections are formed in double precision, where 1 - beta2**step keeps its digits.
-    power = step.to(torch.float64)
-    rate_now = (rate / (1 - beta1**power)).to(theta.dtype)
-    root_now = (1 - beta2**power).sqrt().to(theta.dtype)
-    return theta - rate_now * mean / (square.sqrt() / root_now + eps), Adam(step, mean, square)
+    square = torch.addcmul(beta2 * state.square, grad, grad, value=1 - beta2)
+    mean_weight = beta1 * state.mean_weight + (1 - beta1)
+    square_weight = beta2 * state.square_weight + (1 - beta2)
+    root = square_weight.to(theta.dtype).sqrt()
+    rate_now = rate * root / mean_weight.to(theta.dtype)
+    moved = torch.addcdiv(theta, rate_now * mean, square.sqrt() + eps * root, value=-1)
+    return moved, Adam(mean, square, mean_weight, square_weight)

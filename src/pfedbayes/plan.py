@@ -1,7 +1,9 @@
-"""How a run is executed: device, precision, clients together or in turn."""
+"""How a run is executed: device, precision, clients together or in turn, compiled or not."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,26 +13,48 @@ from pfedbayes.errors import UserError
 from pfedbayes.methods.base import Method
 from pfedbayes.nets import Model
 
+Over = Literal["vmap", "loop"]
+Noise = Literal["torch", "philox"]
+Precision = Literal["full", "tf32", "bf16"]
+Dtype = Literal["float32", "float64"]
+
 
 @dataclass(frozen=True)
 class Plan:
     """How a run is executed. Results agree to rounding across plans and to the last bit within one.
 
-    over: clients trained together ("vmap") or one after another ("loop"); chunk: at most so many together.
+    over: clients trained together ("vmap") or one after another ("loop"); chunk: at most so many together. compile:
+    local steps are compiled (clients together only). graph: a GPU replays the R steps of a round as one launch.
+    noise: which generator draws the weight noise of training, see `streams`; other numbers, the same distribution.
+    precision of matrix products on a GPU: "tf32" rounds their inputs to 10 bits, "bf16" runs the network in bfloat16.
     """
 
     device: str = "cpu"
-    over: Literal["vmap", "loop"] = "vmap"
+    over: Over = "vmap"
     chunk: int | None = None
     threads: int | None = None
-    dtype: Literal["float32", "float64"] = "float32"
+    dtype: Dtype = "float32"
+    compile: bool = False
+    graph: bool = False
+    noise: Noise = "torch"
+    precision: Precision = "full"
+
+    def __post_init__(self) -> None:
+        if self.graph and (self.device, self.over, self.noise) != ("cuda", "vmap", "philox"):
+            raise UserError(
+                "execution.graph replays clients together on a GPU, with their own noise: it goes with "
+                "--device cuda, execution.over=vmap and execution.noise=philox"
+            )
+        if self.compile and self.over == "loop":
+            raise UserError("execution.compile goes with execution.over=vmap: leave one of them out")
 
     def activate(self) -> None:
-        """Set torch's global switches: threads, and on a GPU the deterministic full-precision kernels."""
+        """Set torch's global switches: threads, and on a GPU deterministic kernels and the precision of products."""
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         torch.backends.cudnn.deterministic = True
-        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = self.precision == "tf32"
+        torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
 
 
 def choose_device(device: str) -> str:
@@ -44,11 +68,35 @@ def choose_device(device: str) -> str:
     return device
 
 
+def has_compiler(device: str) -> bool:
+    """Whether torch.compile has what it needs: a C++ compiler for a CPU, Triton for a GPU."""
+    if device == "cuda":
+        return torch.utils._triton.has_triton()
+    return shutil.which(os.environ.get("CXX", "g++")) is not None
+
+
+# Compiling takes up to half a minute; it pays for itself after about so many parameters updated.
+WORTH_COMPILING = 3 * 10**9
+
+
 def choose_plan(
-    model: Model, method: Method, device: str = "auto", dtype: Literal["float32", "float64"] = "float32"
+    model: Model, method: Method, device: str = "auto", dtype: Dtype = "float32", client_steps: int = 0
 ) -> Plan:
-    """vmap where the method allows it, but for convolutions on a CPU: grouped ones take twice the time of a loop."""
+    """vmap where the method allows it, but for convolutions on a CPU: grouped ones take twice the time of a loop.
+
+    client_steps: how many local steps of single clients are ahead; long runs are compiled where they can be.
+    """
     device = choose_device(device)
-    slow = model.net.convolutional and device == "cpu"
-    over: Literal["vmap", "loop"] = "loop" if slow or not method.batched else "vmap"
-    return Plan(device=device, over=over, threads=torch.get_num_threads() if device == "cpu" else None, dtype=dtype)
+    on_gpu = device == "cuda"
+    together = method.batched and (on_gpu or not model.net.convolutional)
+    one_shape = together and not method.grows
+    long = client_steps * model.net.num_params > WORTH_COMPILING
+    return Plan(
+        device=device,
+        over="vmap" if together else "loop",
+        threads=None if on_gpu else torch.get_num_threads(),
+        dtype=dtype,
+        compile=one_shape and long and has_compiler(device),
+        graph=one_shape and on_gpu,
+        noise="philox" if on_gpu else "torch",
+    )

@@ -2,14 +2,23 @@
 
 A draw is named by (seed, purpose, round, client, step). It is the same whether clients are trained together, one
 after another or on their own machines, whoever else takes part, and after a run was killed and resumed.
+
+Two generators turn a name into normal numbers. "torch" is torch's own, seeded anew for each draw: the fastest on a CPU.
+"philox" is counter-based and written with tensor operations: the draws of all clients are one computation, without
+anything on the host, and the same on every device.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
+from functools import cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -27,34 +36,84 @@ class Purpose(IntEnum):
 _MASK = (1 << 64) - 1
 
 
+def keys(seed: int | NDArray[np.int64], purpose: Purpose, *counters: int | NDArray[np.int64]) -> NDArray[np.int64]:
+    """63-bit seeds from the names of draws: counters are folded in one by one through SplitMix64's mixer.
+
+    Any of the numbers may be an array, by NumPy's rules of broadcasting.
+    """
+    state: NDArray[np.uint64] = np.zeros(1, dtype=np.uint64)  # arrays wrap around silently, scalars warn
+    for number in (seed, int(purpose), *counters):
+        word = np.asarray(number & _MASK if isinstance(number, int) else number).astype(np.uint64)
+        state = (state + word + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ state >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ state >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+        state = state ^ state >> np.uint64(31)
+    return (state >> np.uint64(1)).astype(np.int64)
+
+
 def key(seed: int, purpose: Purpose, *counters: int) -> int:
-    """A 63-bit seed from the name of a draw: counters are folded in one by one through SplitMix64's mixer.
+    """The seed of one draw, see `keys`.
 
     torch's generator on a CPU keeps 32 bits of it: a few of the 160,000 draws of an 800-round run may coincide.
     """
-    state = 0
-    for word in (seed, int(purpose), *counters):
-        state = (state + word + 1) * 0x9E3779B97F4A7C15 & _MASK
-        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-        state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
-        state ^= state >> 31
-    return state >> 1
+    return int(keys(seed, purpose, *counters).item())
 
 
-def fill_normal(out: Tensor, generator: torch.Generator, seed: int) -> None:
-    """Fill a contiguous slice with the standard normal draw of this seed; the generator is only the engine of it."""
-    generator.manual_seed(seed)
-    torch.randn(out.shape, out=out, generator=generator)
+@cache
+def _workers(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="draws")
 
 
-def normal(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The standard normal draw of this seed."""
-    out = torch.empty(shape, dtype=dtype, device=device)
-    fill_normal(out, torch.Generator(device), seed)
+def _fill(rows: Tensor, seeds: Sequence[int]) -> None:
+    generator = torch.Generator(rows.device)
+    for row, seed in zip(rows, seeds, strict=True):
+        generator.manual_seed(seed)
+        torch.randn(row.shape, out=row, generator=generator)
+
+
+def normals(shape: tuple[int, ...], names: NDArray[np.int64], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The standard normal draws of these names by torch's generator, stacked: (len(names), *shape)."""
+    out = torch.empty((len(names), *shape), dtype=dtype, device=device)
+    seeds = names.tolist()
+    threads = min(torch.get_num_threads() if device.type == "cpu" else 1, len(seeds))
+    if threads < 2 or out.numel() < 1 << 16:
+        _fill(out, seeds)
+    else:  # torch draws with one thread
+        parts = [slice(k * len(seeds) // threads, (k + 1) * len(seeds) // threads) for k in range(threads)]
+        list(_workers(threads).map(lambda part: _fill(out[part], seeds[part]), parts))
     return out
 
 
-def choose(seed: int, round: int, num_clients: int, count: int) -> np.ndarray:
+def normal(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The standard normal draw of this name by torch's generator."""
+    return normals(shape, np.array([seed]), dtype, device)[0]
+
+
+def philox_normals(shape: tuple[int, ...], names: Tensor, dtype: torch.dtype) -> Tensor:
+    """The standard normal draws of these names (n,) by the counter-based generator, stacked: (n, *shape).
+
+    A name's lower half is the key and its upper half one word of the counter; the other word counts the pairs.
+    """
+    count = math.prod(shape)
+    counter = torch.arange((count + 1) // 2, device=names.device)
+    first, second = philox(counter, names[:, None] >> 32, names[:, None] & 0xFFFFFFFF)
+    # Box and Muller: a pair of uniform numbers becomes a pair of normal ones; the half keeps the logarithm finite.
+    radius = (-2 * ((first.to(dtype) + 0.5) * 2.0**-32).log()).sqrt()
+    angle = second.to(dtype) * (2 * math.pi * 2.0**-32)
+    pairs = torch.cat([radius * angle.cos(), radius * angle.sin()], dim=1)
+    return pairs[:, :count].view(len(names), *shape)
+
+
+def philox(low: Tensor, high: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
+    """Philox2x32-10 (Salmon et al. 2011) on words of 32 bits held in 64: two random words for each counter."""
+    for _ in range(10):
+        product = low * 0xD256D193  # wraps around at 64 bits, of which both halves are wanted
+        low, high = (product >> 32 & 0xFFFFFFFF) ^ seed ^ high, product & 0xFFFFFFFF
+        seed = seed + 0x9E3779B9 & 0xFFFFFFFF
+    return low, high
+
+
+def choose(seed: int, round: int, num_clients: int, count: int) -> NDArray[np.int64]:
     """The random set S^t of Algorithm 1: `count` of the clients, without replacement, in ascending order."""
     rng = np.random.Generator(np.random.Philox(key=key(seed, Purpose.CHOICE, round)))
     return np.sort(rng.permutation(num_clients)[:count])

@@ -34,10 +34,15 @@ def leaves(tree: Tree) -> list[Tensor]:
     return [leaf for _, leaf in named_leaves(tree, "")]
 
 
+def rebuild(template: Tree, tensors: Sequence[Tensor]) -> Tree:
+    """A tree shaped like the template with these tensors as its leaves, in the order of `leaves`."""
+    rest = iter(tensors)
+    return tree_map(lambda _: next(rest), template)
+
+
 def fill(template: Tree, tensors: dict[str, Tensor], name: str) -> Tree:
     """A tree shaped like the template with the tensors that `named_leaves` would call so."""
-    names = iter([leaf_name for leaf_name, _ in named_leaves(template, name)])
-    return tree_map(lambda _: tensors[next(names)], template)
+    return rebuild(template, [tensors[leaf_name] for leaf_name, _ in named_leaves(template, name)])
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
@@ -60,5 +65,5 @@ def finite_rows(*trees: Tree) -> Tensor:
 
     A sum is finite only if its terms are, and reads the memory once.
     """
-    flags = [leaf.flatten(1).sum(1).isfinite() for leaf in leaves(trees) if leaf.is_floating_point()]
+    flags = [leaf.reshape(len(leaf), -1).sum(1).isfinite() for leaf in leaves(trees) if leaf.is_floating_point()]
     return torch.stack(flags).all(0)

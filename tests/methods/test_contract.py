@@ -25,7 +25,7 @@ from federations import (
     train_alone,
     trained,
 )
-from pfedbayes.engine import client_round
+from pfedbayes.clients import client_round
 from pfedbayes.errors import Diverged
 from pfedbayes.methods import METHODS
 from pfedbayes.metrics import METRICS

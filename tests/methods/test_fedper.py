@@ -21,7 +21,7 @@ from federations import (
     train_alone,
     trained,
 )
-from pfedbayes.engine import client_round
+from pfedbayes.clients import client_round
 from pfedbayes.methods.fedper import FedPer
 from pfedbayes.methods.local import Local
 from pfedbayes.nets import mlp

@@ -6,7 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from federations import EXACT, TRAINING, make_model, randn, same_bits, trained
-from pfedbayes.engine import client_round
+from pfedbayes.clients import client_round
 from pfedbayes.likelihoods import Regression
 from pfedbayes.methods import FedAvg, FedProx
 from pfedbayes.methods.base import Shard

@@ -23,7 +23,7 @@ from federations import (
     train_alone,
     trained,
 )
-from pfedbayes.engine import client_round
+from pfedbayes.clients import client_round
 from pfedbayes.errors import UserError
 from pfedbayes.likelihoods import Regression
 from pfedbayes.methods import FedAvg

@@ -18,8 +18,8 @@ from federations import (
     train_alone,
     trained,
 )
+from pfedbayes.clients import client_round
 from pfedbayes.data import positions
-from pfedbayes.engine import client_round
 from pfedbayes.errors import UserError
 from pfedbayes.methods import FedAvg
 from pfedbayes.methods.local import Local

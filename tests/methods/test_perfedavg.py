@@ -20,7 +20,7 @@ from federations import (
     stacked_inputs,
     trained,
 )
-from pfedbayes.engine import client_round
+from pfedbayes.clients import client_round
 from pfedbayes.likelihoods import Regression
 from pfedbayes.methods import FedAvg
 from pfedbayes.methods.perfedavg import PerFedAvg

@@ -26,7 +26,7 @@ from federations import (
     stacked_inputs,
     trained,
 )
-from pfedbayes.engine import client_round
+from pfedbayes.clients import client_round
 from pfedbayes.likelihoods import Classification
 from pfedbayes.methods.base import Adaptation
 from pfedbayes.methods.pfedgp import FLOOR, Personal, PFedGP, members, tree, two_means

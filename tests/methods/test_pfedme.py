@@ -18,7 +18,7 @@ from federations import (
     train_alone,
     trained,
 )
-from pfedbayes.engine import client_round
+from pfedbayes.clients import client_round
 from pfedbayes.likelihoods import Regression
 from pfedbayes.methods import FedAvg
 from pfedbayes.methods.base import Shard

@@ -67,6 +67,7 @@ class Method:
     classifies: ClassVar[bool] = False  # knows labels only, no regression
     pools: ClassVar[bool] = False  # trains one client that has everybody's data
     everybody: ClassVar[bool] = False  # cannot do without any client in a round
+    grows: ClassVar[bool] = False  # its models change size from round to round
     averages: ClassVar[bool] = True  # its server state is one tensor, an average of uploads
     default_init: ClassVar[Init] = "torch"
     pixels: ClassVar[Pixels] = "signed"

@@ -8,7 +8,18 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pfedbayes.gaussian import barycentre, gaussian, kl_grad_q, kl_grad_w, rho_of, sample, sample_grad, sigma
+from pfedbayes.gaussian import (
+    MeanField,
+    barycentre,
+    gaussian,
+    grad_in_v,
+    kl_grad_q,
+    kl_grad_w,
+    mean_field,
+    rho_of,
+    sample,
+    sigma,
+)
 from pfedbayes.methods.base import Method, Shard, require, weighted_mean
 from pfedbayes.nets import Batch, Model
 from pfedbayes.optim import Adam, adam, adam_init, sgd
@@ -23,11 +34,12 @@ class Client(NamedTuple):
 
 
 class Local(NamedTuple):
-    """A round under way: the posterior q, the localized global model w, and the weight n of the likelihood."""
+    """A round under way: the posterior q, the localized global model w, the prior if it is another than w, and the
+    weight n of the likelihood."""
 
     q: Tensor
     w: Tensor
-    prior: Tensor
+    prior: Tensor | tuple[()]
     adam_q: Adam
     adam_w: Adam
     size: Tensor
@@ -102,7 +114,8 @@ class PFedBayes(Method):
     def begin(self, client: Client, received: Tensor, shard: Shard) -> Local:
         """The localized global model starts at the received one; the posterior goes on from where it was."""
         q = received if self.reset_personal else client.q
-        return Local(q, received, received, client.adam_q, client.adam_w, shard.size)
+        prior = () if self.prior == "moving" else received
+        return Local(q, received, prior, client.adam_q, client.adam_w, shard.size)
 
     def noise_shape(self, num_params: int) -> tuple[int, ...]:
         return (self.personal_steps, self.samples, num_params)
@@ -110,21 +123,31 @@ class PFedBayes(Method):
     def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
         """A step on Omega^i for q, then one on Omega_w^i = KL(q || w), Eq. (28), for w, which sees the new q."""
         (batch,) = batches
-        q, w, prior, adam_q, adam_w, size = local
+        q, w, fixed, adam_q, adam_w, size = local
+        shared = mean_field(w)
+        prior = mean_field(fixed) if isinstance(fixed, Tensor) else shared
         for g in noise * self.noise_std if self.noise_std != 1 else noise:
-            q, adam_q = self._update(q, self.personal_grad(model, q, prior, batch, size, g), adam_q, self.eta_personal)
-        w, adam_w = self._update(w, kl_grad_w(q, w), adam_w, self.eta_global)
-        return Local(q, w, w if self.prior == "moving" else prior, adam_q, adam_w, size)
+            grad = self.personal_grad(model, mean_field(q), prior, batch, size, g)
+            q, adam_q = self._update(q, grad_in_v(q, grad), adam_q, self.eta_personal)
+        grad = kl_grad_w(mean_field(q), shared)
+        w, adam_w = self._update(w, grad_in_v(w, grad), adam_w, self.eta_global)
+        return Local(q, w, fixed, adam_q, adam_w, size)
 
-    def personal_grad(self, model: Model, q: Tensor, prior: Tensor, batch: Batch, size: Tensor, g: Tensor) -> Tensor:
+    def personal_grad(
+        self, model: Model, q: MeanField, prior: MeanField, batch: Batch, size: Tensor, g: Tensor
+    ) -> MeanField:
         """Gradient in q of Eq. (27), the stochastic form of the client's problem, Eq. (5), with weight noise g (K, T):
 
         Omega^i(v) = -(n/b) (1/K) sum_j sum_k log p_{h(v, g_k)}(D_j) + zeta KL(q || prior).
         """
-        grads = [sample_grad(q, g_k, model.grad_nll(sample(q, g_k), batch)) for g_k in g]
-        likelihood = sum(grads[1:], start=grads[0]) * (1 / self.samples)
         scale = size / batch.size if self.scale == "data" else 1.0
-        return scale * likelihood + self.zeta * kl_grad_q(q, prior)
+        scaled = batch._replace(weight=batch.weight * (scale / self.samples))
+        grad_mu, grad_sigma = kl_grad_q(q, prior)
+        grad_mu, grad_sigma = self.zeta * grad_mu, self.zeta * grad_sigma
+        for g_k in g:
+            grad_theta = model.grad_nll(sample(q, g_k), scaled)
+            grad_mu, grad_sigma = grad_mu + grad_theta, torch.addcmul(grad_sigma, grad_theta, g_k)
+        return MeanField(grad_mu, grad_sigma)
 
     def _update(self, v: Tensor, grad: Tensor, state: Adam, rate: float) -> tuple[Tensor, Adam]:
         if self.optimizer == "sgd":
@@ -145,4 +168,4 @@ class PFedBayes(Method):
         """One output per weight draw; the mean network is the network of the means."""
         if noise is None:
             return model.outputs(v[0], x)[None]
-        return model.stacked_outputs(sample(v, noise * self.noise_std), x)
+        return model.stacked_outputs(sample(mean_field(v), noise * self.noise_std), x)
