@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from pfedbayes.methods.base import Method, Shard, State
 from pfedbayes.nets import Batch, Model
 from pfedbayes.plan import Plan
 from pfedbayes.streams import normals, philox_normals
-from pfedbayes.trees import leaves, pick, rebuild, stack, tree_map
+from pfedbayes.trees import finite_rows, leaves, pick, rebuild, stack, tree_map
 
 Step = tuple[tuple[Batch, ...], Tensor]
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -77,6 +78,8 @@ class Compiled:
             return leaves(result)
 
         traced = make_fx(of_leaves)(*flat)
+        # The plan has decided on TF32; the compiler need not recommend it.
+        warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
         return torch.compile(traced, fullgraph=True, dynamic=False), result
 
 
@@ -95,8 +98,7 @@ class Replayed:
         if shapes not in self._recordings:
             self._recordings[shapes] = self._record(arguments)
         inputs, outputs, graph = self._recordings[shapes]
-        for mine, given in zip(leaves(inputs), leaves(arguments), strict=True):
-            mine.copy_(given)
+        torch._foreach_copy_(leaves(inputs), leaves(arguments))
         graph.replay()
         return outputs
 
@@ -125,6 +127,18 @@ class Work(NamedTuple):
     names: Tensor | NDArray[np.int64]
 
 
+class Trained(NamedTuple):
+    """Stacked clients after a round: their new states, their uploads, and which of them are finite throughout."""
+
+    clients: State
+    uploads: State
+    finite: Tensor
+
+
+def _trained(clients: State, uploads: State) -> Trained:
+    return Trained(clients, uploads, finite_rows(clients, uploads))
+
+
 class LocalTraining:
     """`client_round` over stacked clients as the plan says, on examples of the pool x, y."""
 
@@ -137,11 +151,11 @@ class LocalTraining:
         self._step = Compiled(torch.func.vmap(partial(method.step, model))) if plan.compile else None
         self._together = Replayed(self._all_at_once) if plan.graph else self._all_at_once
 
-    def __call__(self, clients: State, received: State, shard: Shard, work: Work) -> tuple[State, State]:
-        """New states and uploads of the clients, stacked; the next call may overwrite them."""
+    def __call__(self, clients: State, received: State, shard: Shard, work: Work) -> Trained:
+        """What becomes of these clients, stacked; the next call may overwrite it."""
         if self._plan.over == "vmap":
-            trained: tuple[State, State] = self._together(clients, received, shard, work)
-            return trained
+            together: Trained = self._together(clients, received, shard, work)
+            return together
         train = partial(client_round, self._method, self._model)
         results = []
         for k in range(len(work.names)):
@@ -149,13 +163,13 @@ class LocalTraining:
             own = Work(work.rows[k : k + 1, :, :width], work.weight[k : k + 1, :width], work.names[k : k + 1])
             steps = ((pick(batches, 0), noise[0]) for batches, noise in self._steps(own))
             results.append(train(pick(clients, k), pick(received, k), pick(shard, k), steps))
-        return stack([client for client, _ in results]), stack([upload for _, upload in results])
+        return _trained(*stack(results))
 
-    def _all_at_once(self, clients: State, received: State, shard: Shard, work: Work) -> tuple[State, State]:
+    def _all_at_once(self, clients: State, received: State, shard: Shard, work: Work) -> Trained:
         compiled = as_it_is if self._step is None else lambda _: self._step
-        return client_round(
-            self._method, self._model, clients, received, shard, self._steps(work), torch.func.vmap, compiled
-        )
+        steps = self._steps(work)
+        train = partial(client_round, self._method, self._model, over=torch.func.vmap, compiled=compiled)
+        return _trained(*train(clients, received, shard, steps))
 
     def _steps(self, work: Work) -> Iterator[Step]:
         """Batches and noise of the local steps, each with a leading client axis."""

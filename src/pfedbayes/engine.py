@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -12,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedbayes.clients import LocalTraining, Work
+from pfedbayes.clients import LocalTraining, Trained, Work
 from pfedbayes.data import Shards, positions
 from pfedbayes.errors import Diverged, UserError
 from pfedbayes.methods.base import Adaptation, Method, Shard, State
@@ -22,7 +23,7 @@ from pfedbayes.optim import Adam, Momentum, adam, adam_init, momentum, momentum_
 from pfedbayes.plan import Plan, choose_plan
 from pfedbayes.population import Population
 from pfedbayes.streams import Purpose, choose, key, keys, normal
-from pfedbayes.trees import concat, fill, finite_rows, named_leaves, pick, tree_map
+from pfedbayes.trees import concat, fill, named_leaves, pick, tree_map
 
 Which = Literal["personal", "shared"]
 MODELS: tuple[Which, ...] = ("personal", "shared")
@@ -121,6 +122,7 @@ class Federation:
         if self.plan.graph and method.grows:
             raise UserError(f"the models of {method.title} change size: leave execution.graph out")
         self.plan.activate()
+        self.model = self.plan.fit(model)
         self.train_sets = (torch.cat(shards.train),) if method.pools else shards.train
         self.num_clients = len(self.train_sets)
         self.participants = (not method.pools and self.training.participants) or self.num_clients
@@ -140,7 +142,13 @@ class Federation:
             empty = shards.names[int(np.argmin(self.sizes))]
             raise UserError(f"client {empty!r} has no training data: leave it out or give it some")
         self.batch_sizes = self.sizes if method.full_batch else self.sizes.clip(max=self.training.batch_size)
-        self._label_counts = torch.stack([self._count_labels(indices) for indices in self.train_sets])
+        labels = torch.stack([self._count_labels(indices) for indices in self.train_sets])
+        real = torch.arange(int(self.batch_sizes.max())) < torch.from_numpy(self.batch_sizes)[:, None]
+        self._shard, self._weight = tree_map(
+            lambda leaf: leaf.to(self.device).repeat(len(self.seeds), *[1] * (leaf.dim() - 1)),
+            (Shard(torch.from_numpy(self.sizes).to(self.dtype), labels), real.to(self.dtype)),
+        )
+        self._workers = ThreadPoolExecutor(4)
         self._local_training = self._make_local_training()
 
         self.round = 0
@@ -193,38 +201,36 @@ class Federation:
             ]
         )
         before = self.population.get(members, self._fresh_client)
-        clients, uploads = self._train(members, before, received, round)
+        clients, uploads, finite = self._train(members, before, received, round)
+        if not self.plan.graph and not bool(finite.all()):
+            raise self._diverged(round, members[int(finite.int().argmin())])
 
         servers = []
         for s, (server, ids) in enumerate(zip(self.servers, trained, strict=True)):
-            among = slice(None) if len(ids) == len(chosen[s]) else self._send(np.flatnonzero(np.isin(ids, chosen[s])))
-            own = pick(pick(uploads, slice(s * len(ids), (s + 1) * len(ids))), among)
-            sizes = self._send(self.sizes[chosen[s]]).to(self.dtype)
+            own = pick(uploads, slice(s * len(ids), (s + 1) * len(ids)))
+            if len(chosen[s]) < len(ids):
+                own = pick(own, self._send(np.flatnonzero(np.isin(ids, chosen[s]))))
+            sizes = self._of_members(self._shard.size, [s * self.num_clients + int(i) for i in chosen[s]])
             servers.append(self.method.aggregate(server, own, sizes, torch.from_numpy(chosen[s])))
         optimizers = self._server_optimizers
         if optimizers:
             servers, optimizers = self._follow(servers)
-        old = (before, self.servers, self._server_optimizers)
-        clients, self.servers, self._server_optimizers = self._accept(
-            round, members, finite_rows(clients, uploads), old, (clients, servers, optimizers)
-        )
+        if self.plan.graph:
+            old = (before, self.servers, self._server_optimizers)
+            clients, servers, optimizers = self._if_finite(round, members, finite, (clients, servers, optimizers), old)
+        self.servers, self._server_optimizers = servers, optimizers
         self.population.put(members, clients)
-        consumed = self.batch_sizes[self._client(members)] * self.training.local_steps * self.method.batches_per_step
-        self.cursors[members] += consumed
+        batches = self.training.local_steps * self.method.batches_per_step
+        self.cursors[members] += batches * self.batch_sizes[np.remainder(members, self.num_clients)]
         self.round = round
         if len(self._pending) == PENDING_ROUNDS:
             self.confirm()
 
-    def _accept(self, round: int, members: list[int], finite: Tensor, old: Trio, new: Trio) -> Trio:
-        """What the states are after the round: the new ones, or the old ones and an error if a client is not finite.
+    def _if_finite(self, round: int, members: list[int], finite: Tensor, new: Trio, old: Trio) -> Trio:
+        """The new states, or the old ones from the first round on in which a client was not finite.
 
-        Where rounds are replayed as graphs the GPU decides by itself and is asked by `confirm`, since asking it would
-        let it run dry.
+        The GPU decides by itself and is asked by `confirm` later: to ask it after every round would let it run dry.
         """
-        if not self.plan.graph:
-            if not bool(finite.all()):
-                raise self._diverged(round, members[int(finite.int().argmin())])
-            return new
         if self._failed is None:
             self._failed = torch.zeros(2, dtype=torch.int64, device=self.device)
         fails = (self._failed[0] == 0) & ~finite.all()
@@ -275,7 +281,7 @@ class Federation:
         s, i = divmod(member, self.num_clients)
         return self.method.enrol(self._received(i, s))
 
-    def _train(self, members: list[int], clients: State, received: State, round: int) -> tuple[State, State]:
+    def _train(self, members: list[int], clients: State, received: State, round: int) -> Trained:
         """client_round over these members, in chunks that fit the memory."""
         chunk = self.plan.chunk or len(members)
         try:
@@ -286,7 +292,7 @@ class Federation:
                 part = slice(start, start + chunk)
                 trained = self._train_chunk(members[part], pick(clients, part), pick(received, part), round)
                 parts.append(tree_map(torch.clone, trained) if self.plan.graph else trained)
-            whole: tuple[State, State] = concat(parts)
+            whole: Trained = concat(parts)
             return whole
         except torch.OutOfMemoryError:
             if chunk == 1:
@@ -298,33 +304,39 @@ class Federation:
         torch.cuda.empty_cache()
         return self._train(members, clients, received, round)
 
-    def _train_chunk(self, members: list[int], clients: State, received: State, round: int) -> tuple[State, State]:
-        ids = self._client(members)
-        shard = Shard(self._send(self.sizes[ids]).to(self.dtype), self._send(self._label_counts[ids].numpy()))
-        rows, weight = self._batch_rows(members, self.training.local_steps * self.method.batches_per_step)
-        seeds = np.array(self.seeds)[np.array(members) // self.num_clients]
+    def _train_chunk(self, members: list[int], clients: State, received: State, round: int) -> Trained:
+        numbers = np.array(members)
+        seeds, ids = np.array(self.seeds)[numbers // self.num_clients], numbers % self.num_clients
         names = keys(seeds[:, None], Purpose.TRAINING, round, ids[:, None], np.arange(self.training.local_steps)[None])
-        work = Work(rows, weight, self._send(names) if self.plan.noise == "philox" else names)
+        shard, weight = self._of_members((self._shard, self._weight), members)
+        work = Work(self._batch_rows(members), weight, self._send(names) if self.plan.noise == "philox" else names)
         return self._local_training(clients, received, shard, work)
 
-    def _client(self, members: Sequence[int]) -> NDArray[np.int64]:
-        return np.remainder(members, self.num_clients)
+    def _of_members(self, stacked: State, members: list[int]) -> State:
+        """Rows of a tree that has one for every member: a view where they lie side by side."""
+        first, last = members[0], members[-1]
+        side_by_side = last - first == len(members) - 1
+        return pick(stacked, slice(first, last + 1) if side_by_side else self._send(np.array(members)))
 
-    def _batch_rows(self, members: list[int], count: int) -> tuple[Tensor, Tensor]:
-        """Pool rows (members, count, width) of the next batches, and which columns are real: weight (members, width).
+    def _batch_rows(self, members: list[int]) -> Tensor:
+        """Pool rows (members, batches of a round, width) of the next batches.
 
-        A client with fewer examples than the width fills up with its first row at weight 0.
+        A client with fewer examples than the width fills up with its first row, whose weight is then 0.
         """
-        width = int(self.batch_sizes.max())  # of all clients: compiled steps want one shape
+        count, width = self.training.local_steps * self.method.batches_per_step, int(self.batch_sizes.max())
         rows = np.empty((len(members), count, width), dtype=np.int64)
-        for k, (member, batch) in enumerate(zip(members, self.batch_sizes[self._client(members)], strict=True)):
-            s, i = divmod(member, self.num_clients)
-            own = self.train_sets[i].numpy()
-            taken = positions(self.seeds[s], i, len(own), int(self.cursors[member]), count * int(batch))
+
+        def fill(k: int) -> None:
+            s, i = divmod(members[k], self.num_clients)
+            own, batch = self.train_sets[i].numpy(), int(self.batch_sizes[i])
+            taken = positions(self.seeds[s], i, len(own), int(self.cursors[members[k]]), count * batch)
             rows[k, :, batch:] = own[0]
             rows[k, :, :batch] = own[taken].reshape(count, batch)
-        real = np.arange(width) < self.batch_sizes[self._client(members), None]
-        return self._send(rows), self._send(real).to(self.dtype)
+
+        # A GPU must not have to wait for them.
+        each = self._workers.map if self.device.type == "cuda" else map
+        list(each(fill, range(len(members))))
+        return self._send(rows)
 
     def _send(self, values: NDArray[Any]) -> Tensor:
         """To the device, without waiting for it."""

@@ -55,6 +55,20 @@ class Net:
         outputs: Tensor = torch.func.functional_call(self._module, parameters, (x,))
         return outputs
 
+    def with_matmul_convolutions(self) -> Net:
+        """The same function with plain 2-d convolutions as matrix products, see `_MatmulConv2d`."""
+        other = copy.copy(self)
+        other._module = copy.deepcopy(self._module)
+        for part in other._module.modules():
+            if (
+                type(part) is nn.Conv2d
+                and part.groups == 1
+                and part.padding_mode == "zeros"
+                and not isinstance(part.padding, str)
+            ):
+                part.__class__ = _MatmulConv2d
+        return other
+
     def join(self, body: Tensor, head: Tensor) -> Tensor:
         """The body of one theta with the head, the last layer, of another: (T,)."""
         cut = self.num_params - self.head_size
@@ -83,6 +97,27 @@ class Net:
             return torch.cat([parameter.flatten() for parameter in module.parameters()])
 
 
+class _MatmulConv2d(nn.Conv2d):
+    """A convolution as one matrix product of the patches with the weights.
+
+    Mapped over clients it is a batch of products, where a native convolution has to become a grouped one.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        (height, width), (apart_y, apart_x), (step_y, step_x) = self.kernel_size, self.dilation, self.stride
+        x = nn.functional.pad(x.permute(0, 2, 3, 1), (0, 0, *self._reversed_padding_repeated_twice))
+        rows = x.shape[1] - apart_y * (height - 1)
+        columns = x.shape[2] - apart_x * (width - 1)
+        # First the columns of the kernel side by side, then its rows: the compiler makes one pass of few pieces.
+        x = torch.cat([x[:, :, j * apart_x : j * apart_x + columns : step_x] for j in range(width)], dim=-1)
+        patches = torch.cat([x[:, i * apart_y : i * apart_y + rows : step_y] for i in range(height)], dim=-1)
+        weight = self.weight.permute(2, 3, 1, 0).reshape(-1, self.out_channels)
+        products = patches.flatten(0, 2) @ weight
+        if self.bias is not None:
+            products = products + self.bias
+        return products.view(*patches.shape[:3], self.out_channels).permute(0, 3, 1, 2)
+
+
 def _last_layer_size(module: nn.Module) -> int:
     """Parameters of the last layer that has any; they are the tail of theta."""
     own = [sum(p.numel() for p in part.parameters(recurse=False)) for part in module.modules()]
@@ -108,10 +143,14 @@ class Model(NamedTuple):
     net: Net
     likelihood: Likelihood
     pixels: Pixels = "signed"
+    half: bool = False  # the network computes in bfloat16
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
         """Outputs of the network with parameters theta at raw inputs."""
-        return self.net(theta, self.inputs(x, theta.dtype))
+        inputs = self.inputs(x, theta.dtype)
+        if self.half:
+            return self.net(theta.bfloat16(), inputs.bfloat16()).to(theta.dtype)
+        return self.net(theta, inputs)
 
     def stacked_outputs(self, thetas: Tensor, x: Tensor) -> Tensor:
         """Outputs (K, n, ...) of the networks with parameters thetas (K, T) at the same raw inputs.

@@ -16,6 +16,7 @@ from pfedbayes.nets import Model
 Over = Literal["vmap", "loop"]
 Noise = Literal["torch", "philox"]
 Precision = Literal["full", "tf32", "bf16"]
+Convolutions = Literal["native", "matmul"]
 Dtype = Literal["float32", "float64"]
 
 
@@ -26,6 +27,7 @@ class Plan:
     over: clients trained together ("vmap") or one after another ("loop"); chunk: at most so many together. compile:
     local steps are compiled (clients together only). graph: a GPU replays the R steps of a round as one launch.
     noise: which generator draws the weight noise of training, see `streams`; other numbers, the same distribution.
+    convolutions: torch's own, or as matrix products, which is faster for many networks on a GPU.
     precision of matrix products on a GPU: "tf32" rounds their inputs to 10 bits, "bf16" runs the network in bfloat16.
     """
 
@@ -38,6 +40,7 @@ class Plan:
     graph: bool = False
     noise: Noise = "torch"
     precision: Precision = "full"
+    convolutions: Convolutions = "native"
 
     def __post_init__(self) -> None:
         if self.graph and (self.device, self.over, self.noise) != ("cuda", "vmap", "philox"):
@@ -55,6 +58,11 @@ class Plan:
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.allow_tf32 = self.precision == "tf32"
         torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
+
+    def fit(self, model: Model) -> Model:
+        """The model as this plan computes it."""
+        net = model.net.with_matmul_convolutions() if self.convolutions == "matmul" else model.net
+        return model._replace(net=net, half=self.precision == "bf16")
 
 
 def choose_device(device: str) -> str:

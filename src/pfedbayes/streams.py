@@ -96,7 +96,7 @@ def philox_normals(shape: tuple[int, ...], names: Tensor, dtype: torch.dtype) ->
     """
     count = math.prod(shape)
     counter = torch.arange((count + 1) // 2, device=names.device)
-    first, second = philox(counter, names[:, None] >> 32, names[:, None] & 0xFFFFFFFF)
+    first, second = philox(names[:, None] >> 32, counter, names[:, None] & 0xFFFFFFFF)
     # Box and Muller: a pair of uniform numbers becomes a pair of normal ones; the half keeps the logarithm finite.
     radius = (-2 * ((first.to(dtype) + 0.5) * 2.0**-32).log()).sqrt()
     angle = second.to(dtype) * (2 * math.pi * 2.0**-32)
