@@ -21,7 +21,7 @@ from federations import (
     same_bits,
     trained,
 )
-from pfedbayes.clients import client_round
+from pfedbayes.clients import LocalTraining, client_round
 from pfedbayes.data import Shards
 from pfedbayes.engine import Federation, Training
 from pfedbayes.errors import UserError
@@ -233,14 +233,14 @@ class TestMemory:
 
     @staticmethod
     def shrink(monkeypatch, most):
-        real = Federation._train_chunk
+        real = LocalTraining.__call__
 
-        def limited(self, members, *others):
-            if len(members) > most:
+        def limited(self, clients, received, shard, work):
+            if len(work.weight) > most:
                 raise torch.OutOfMemoryError("too small")
-            return real(self, members, *others)
+            return real(self, clients, received, shard, work)
 
-        monkeypatch.setattr(Federation, "_train_chunk", limited)
+        monkeypatch.setattr(LocalTraining, "__call__", limited)
 
     def test_fewer_clients_at_once_give_the_same_result(self, monkeypatch):
         expected = trained(PFedBayes())

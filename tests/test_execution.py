@@ -6,7 +6,7 @@ import torch
 import pfedbayes
 from federations import federation, make_shards, model_for, trained
 from pfedbayes import runs
-from pfedbayes.engine import Federation
+from pfedbayes.clients import LocalTraining
 from pfedbayes.errors import UserError
 from pfedbayes.execution import execute
 from pfedbayes.experiment import load as load_experiment
@@ -69,13 +69,13 @@ def test_what_load_and_save_need_is_said(tmp_path):
 
 
 def test_smaller_chunks_are_recorded_for_a_resumed_run(tmp_path, monkeypatch):
-    train_chunk = Federation._train_chunk
+    train = LocalTraining.__call__
 
-    def small_memory(self, members, *others):
-        if len(members) > 2:
+    def small_memory(self, clients, received, shard, work):
+        if len(work.weight) > 2:
             raise torch.OutOfMemoryError
-        return train_chunk(self, members, *others)
+        return train(self, clients, received, shard, work)
 
-    monkeypatch.setattr(Federation, "_train_chunk", small_memory)
+    monkeypatch.setattr(LocalTraining, "__call__", small_memory)
     list(execute(load_experiment(None, BLOBS), tmp_path / "run", [1]))
     assert runs.read(tmp_path / "run").info["plan"]["chunk"] == 2

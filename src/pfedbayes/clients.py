@@ -19,7 +19,7 @@ from pfedbayes.plan import Plan
 from pfedbayes.streams import normals, philox_normals
 from pfedbayes.trees import finite_rows, leaves, pick, rebuild, stack, tree_map
 
-Step = tuple[tuple[Batch, ...], Tensor]
+Step = tuple[tuple[Batch, ...], Tensor]  # the batches and the noise of a local step
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -34,19 +34,19 @@ def client_round(
     client: State,
     received: State,
     shard: Shard,
-    steps: Iterable[Step],
+    steps: Iterable[tuple[Any, ...]],
     over: Wrap = as_it_is,
     compiled: Wrap = as_it_is,
 ) -> tuple[State, State]:
     """A client's part of a round, Algorithm 1: R local steps; the client's new state and its upload.
 
     Written for one client. With `over=torch.func.vmap` the same lines train many at once, every argument then having
-    a leading client axis.
+    a leading client axis. A compiled step may make batches and noise by itself, and takes what it makes them from.
     """
     local = over(method.begin)(client, received, shard)
     step = compiled(over(partial(method.step, model)))
-    for batches, noise in steps:
-        local = step(local, batches, noise)
+    for inputs in steps:
+        local = step(local, *inputs)
     new_client, upload = over(method.end)(local)
     return new_client, upload
 
@@ -116,10 +116,10 @@ class Replayed:
 
 
 class Work(NamedTuple):
-    """What stacked clients are to do in a round.
+    """What n stacked clients are to do in a round.
 
-    rows (n, R * batches per step, b): the examples of each batch in the pool; weight (n, b): 1 for real ones, 0 for
-    padding; names (n, R): of the noise of each step.
+    rows (R, batches per step, n, b): the examples of each batch in the pool; weight (n, b): 1 for real ones, 0 for
+    padding; names (R, n): of the noise of each step.
     """
 
     rows: Tensor
@@ -144,11 +144,9 @@ class LocalTraining:
 
     def __init__(self, method: Method, model: Model, x: Tensor, y: Tensor, plan: Plan) -> None:
         self._method, self._model, self._x, self._y, self._plan = method, model, x, y, plan
-        self._dtype = getattr(torch, plan.dtype)
         self._noise_shape = method.noise_shape(model.net.num_params)
-        draw: Callable[..., Tensor] = partial(philox_normals, self._noise_shape, dtype=self._dtype)
-        self._draw = Compiled(draw) if plan.compile else draw
-        self._step = Compiled(torch.func.vmap(partial(method.step, model))) if plan.compile else None
+        self._dtype = getattr(torch, plan.dtype)
+        self._step = Compiled(self._advance)
         self._together = Replayed(self._all_at_once) if plan.graph else self._all_at_once
 
     def __call__(self, clients: State, received: State, shard: Shard, work: Work) -> Trained:
@@ -156,37 +154,49 @@ class LocalTraining:
         if self._plan.over == "vmap":
             together: Trained = self._together(clients, received, shard, work)
             return together
-        train = partial(client_round, self._method, self._model)
         results = []
-        for k in range(len(work.names)):
+        for k in range(len(work.weight)):
             width = int(work.weight[k].sum())  # nothing is padded for one client alone
-            own = Work(work.rows[k : k + 1, :, :width], work.weight[k : k + 1, :width], work.names[k : k + 1])
+            mine = slice(k, k + 1)
+            own = Work(work.rows[:, :, mine, :width].contiguous(), work.weight[mine, :width], work.names[:, mine])
             steps = ((pick(batches, 0), noise[0]) for batches, noise in self._steps(own))
-            results.append(train(pick(clients, k), pick(received, k), pick(shard, k), steps))
+            client, one_received, one_shard = pick((clients, received, shard), k)
+            results.append(client_round(self._method, self._model, client, one_received, one_shard, steps))
         return _trained(*stack(results))
 
     def _all_at_once(self, clients: State, received: State, shard: Shard, work: Work) -> Trained:
-        compiled = as_it_is if self._step is None else lambda _: self._step
-        steps = self._steps(work)
-        train = partial(client_round, self._method, self._model, over=torch.func.vmap, compiled=compiled)
-        return _trained(*train(clients, received, shard, steps))
+        train = partial(client_round, self._method, self._model, clients, received, shard, over=torch.func.vmap)
+        if not self._plan.compile:
+            return _trained(*train(steps=self._steps(work)))
+        recipes = (
+            (self._x, self._y, rows, work.weight, names if isinstance(names, Tensor) else self._noise(names))
+            for rows, names in zip(work.rows, work.names, strict=True)
+        )
+        return _trained(*train(steps=recipes, compiled=lambda _: self._step))
 
     def _steps(self, work: Work) -> Iterator[Step]:
-        """Batches and noise of the local steps, each with a leading client axis."""
-        rows, weight, names = work
-        per_step = self._method.batches_per_step
-        for r in range(names.shape[1]):
-            batches = tuple(self._gather(rows[:, k], weight) for k in range(r * per_step, (r + 1) * per_step))
-            yield batches, self._noise(names[:, r])
+        for rows, names in zip(work.rows, work.names, strict=True):
+            yield self._inputs(self._x, self._y, rows, work.weight, names)
 
-    def _gather(self, rows: Tensor, weight: Tensor) -> Batch:
+    def _advance(self, local: State, x: Tensor, y: Tensor, rows: Tensor, weight: Tensor, names: Tensor) -> State:
+        """A local step with all that leads to it: of stacked clients, from the pool and the names of the noise."""
+        step = torch.func.vmap(partial(self._method.step, self._model))
+        return step(local, *self._inputs(x, y, rows, weight, names))
+
+    def _inputs(self, x: Tensor, y: Tensor, rows: Tensor, weight: Tensor, names: Tensor | NDArray[np.int64]) -> Step:
+        """Batches and noise of one local step, each with a leading client axis."""
+        return tuple(self._gather(x, y, one, weight) for one in rows), self._noise(names)
+
+    def _gather(self, x: Tensor, y: Tensor, rows: Tensor, weight: Tensor) -> Batch:
         flat = rows.flatten()
-        x, y = self._x.index_select(0, flat), self._y.index_select(0, flat)
-        return Batch(x.view(*rows.shape, *x.shape[1:]), y.view(*rows.shape, *y.shape[1:]), weight)
+        values, targets = x.index_select(0, flat), y.index_select(0, flat)
+        return Batch(values.view(*rows.shape, *x.shape[1:]), targets.view(*rows.shape, *y.shape[1:]), weight)
 
     def _noise(self, names: Tensor | NDArray[np.int64]) -> Tensor:
+        """Standard normal noise from the names of the draws; a compiled step is given what torch has drawn before."""
+        if isinstance(names, Tensor):
+            drawn = names.is_floating_point()
+            return names if drawn else philox_normals(self._noise_shape, names, self._dtype)
         if not self._noise_shape:
             return torch.empty(len(names), dtype=self._dtype, device=self._x.device)
-        if isinstance(names, Tensor):
-            return self._draw(names)
         return normals(self._noise_shape, names, self._dtype, self._x.device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -84,6 +83,17 @@ Trio = tuple[State, list[State], list[Adam | Momentum]]  # states of clients, se
 PENDING_ROUNDS = 16  # a GPU works on so many rounds before it is asked whether all went well
 
 
+class Assignment(NamedTuple):
+    """What a round asks of whom: for each seed the clients chosen and those that train; of all members that train the
+    rows of the pool (R, batches per step, members, b) and the names of the noise (R, members)."""
+
+    chosen: list[NDArray[np.int64]]
+    trained: list[NDArray[np.int64]]
+    members: list[int]
+    rows: NDArray[np.int64]
+    names: NDArray[np.int64]
+
+
 class Pending(NamedTuple):
     """A round whose outcome is not known yet: who trained, and how far each client had read before."""
 
@@ -148,7 +158,6 @@ class Federation:
             lambda leaf: leaf.to(self.device).repeat(len(self.seeds), *[1] * (leaf.dim() - 1)),
             (Shard(torch.from_numpy(self.sizes).to(self.dtype), labels), real.to(self.dtype)),
         )
-        self._workers = ThreadPoolExecutor(4)
         self._local_training = self._make_local_training()
 
         self.round = 0
@@ -190,10 +199,7 @@ class Federation:
     def train_round(self) -> None:
         """One round of Algorithm 1: download, local training, upload, aggregation. All or nothing."""
         round = self.round + 1
-        chosen = [choose(seed, round, self.num_clients, self.participants) for seed in self.seeds]
-        trained = chosen if self.train == "chosen" else [np.arange(self.num_clients)] * len(self.seeds)
-        members = [s * self.num_clients + int(i) for s, ids in enumerate(trained) for i in ids]
-
+        chosen, trained, members, rows, names = self._assign(round)
         received = concat(
             [
                 self.method.download(server, torch.from_numpy(ids))
@@ -201,7 +207,7 @@ class Federation:
             ]
         )
         before = self.population.get(members, self._fresh_client)
-        clients, uploads, finite = self._train(members, before, received, round)
+        clients, uploads, finite = self._train(members, rows, names, before, received)
         if not self.plan.graph and not bool(finite.all()):
             raise self._diverged(round, members[int(finite.int().argmin())])
 
@@ -220,9 +226,7 @@ class Federation:
             clients, servers, optimizers = self._if_finite(round, members, finite, (clients, servers, optimizers), old)
         self.servers, self._server_optimizers = servers, optimizers
         self.population.put(members, clients)
-        batches = self.training.local_steps * self.method.batches_per_step
-        self.cursors[members] += batches * self.batch_sizes[np.remainder(members, self.num_clients)]
-        self.round = round
+        self.round, self.cursors = round, self._advanced(members)
         if len(self._pending) == PENDING_ROUNDS:
             self.confirm()
 
@@ -236,7 +240,7 @@ class Federation:
         fails = (self._failed[0] == 0) & ~finite.all()
         names = torch.stack([torch.full_like(self._failed[0], round), finite.int().argmin()])
         self._failed = torch.where(fails, names, self._failed)
-        self._pending.append(Pending(round, members, self.cursors.copy()))
+        self._pending.append(Pending(round, members, self.cursors))
         sound = self._failed[0] == 0
         kept = tree_map(lambda after, before: torch.where(sound, after, before), new, old)
         return kept[0], list(kept[1]), list(kept[2])
@@ -281,17 +285,53 @@ class Federation:
         s, i = divmod(member, self.num_clients)
         return self.method.enrol(self._received(i, s))
 
-    def _train(self, members: list[int], clients: State, received: State, round: int) -> Trained:
+    def _assign(self, round: int) -> Assignment:
+        """Who does what in this round."""
+        chosen = [choose(seed, round, self.num_clients, self.participants) for seed in self.seeds]
+        trained = chosen if self.train == "chosen" else [np.arange(self.num_clients)] * len(self.seeds)
+        members = [s * self.num_clients + int(i) for s, ids in enumerate(trained) for i in ids]
+        seeds = np.repeat(self.seeds, [len(ids) for ids in trained])
+        steps = np.arange(self.training.local_steps)
+        names = keys(seeds, Purpose.TRAINING, round, np.concatenate(trained), steps[:, None])
+        return Assignment(chosen, trained, members, self._batch_rows(members), names)
+
+    def _batch_rows(self, members: list[int]) -> NDArray[np.int64]:
+        """Pool rows of the next batches: (R, batches per step, members, width).
+
+        A client with fewer examples than the width fills up with its first row, whose weight is then 0.
+        """
+        steps, per_step, width = self.training.local_steps, self.method.batches_per_step, int(self.batch_sizes.max())
+        rows = np.empty((steps, per_step, len(members), width), dtype=np.int64)
+        for k, member in enumerate(members):
+            s, i = divmod(member, self.num_clients)
+            own, batch = self.train_sets[i].numpy(), int(self.batch_sizes[i])
+            taken = positions(self.seeds[s], i, len(own), int(self.cursors[member]), steps * per_step * batch)
+            rows[:, :, k, batch:] = own[0]
+            rows[:, :, k, :batch] = own[taken].reshape(steps, per_step, batch)
+        return rows
+
+    def _advanced(self, members: list[int]) -> NDArray[np.int64]:
+        """How far each client has read once these members have trained a round."""
+        after = self.cursors.copy()
+        batches = self.training.local_steps * self.method.batches_per_step
+        after[members] += batches * self.batch_sizes[np.remainder(members, self.num_clients)]
+        return after
+
+    def _train(
+        self, members: list[int], rows: NDArray[np.int64], names: NDArray[np.int64], clients: State, received: State
+    ) -> Trained:
         """client_round over these members, in chunks that fit the memory."""
         chunk = self.plan.chunk or len(members)
+        parts = []
         try:
-            if chunk >= len(members):
-                return self._train_chunk(members, clients, received, round)
-            parts = []
             for start in range(0, len(members), chunk):
                 part = slice(start, start + chunk)
-                trained = self._train_chunk(members[part], pick(clients, part), pick(received, part), round)
-                parts.append(tree_map(torch.clone, trained) if self.plan.graph else trained)
+                shard, weight = self._of_members((self._shard, self._weight), members[part])
+                own_names = self._send(names[:, part]) if self.plan.noise == "philox" else names[:, part]
+                work = Work(self._send(rows[:, :, part]), weight, own_names)
+                trained = self._local_training(pick(clients, part), pick(received, part), shard, work)
+                # A replay overwrites what the one before it has returned.
+                parts.append(tree_map(torch.clone, trained) if self.plan.graph and chunk < len(members) else trained)
             whole: Trained = concat(parts)
             return whole
         except torch.OutOfMemoryError:
@@ -302,15 +342,7 @@ class Federation:
         self.plan = replace(self.plan, chunk=(chunk + 1) // 2)
         self._local_training = self._make_local_training()
         torch.cuda.empty_cache()
-        return self._train(members, clients, received, round)
-
-    def _train_chunk(self, members: list[int], clients: State, received: State, round: int) -> Trained:
-        numbers = np.array(members)
-        seeds, ids = np.array(self.seeds)[numbers // self.num_clients], numbers % self.num_clients
-        names = keys(seeds[:, None], Purpose.TRAINING, round, ids[:, None], np.arange(self.training.local_steps)[None])
-        shard, weight = self._of_members((self._shard, self._weight), members)
-        work = Work(self._batch_rows(members), weight, self._send(names) if self.plan.noise == "philox" else names)
-        return self._local_training(clients, received, shard, work)
+        return self._train(members, rows, names, clients, received)
 
     def _of_members(self, stacked: State, members: list[int]) -> State:
         """Rows of a tree that has one for every member: a view where they lie side by side."""
@@ -318,29 +350,9 @@ class Federation:
         side_by_side = last - first == len(members) - 1
         return pick(stacked, slice(first, last + 1) if side_by_side else self._send(np.array(members)))
 
-    def _batch_rows(self, members: list[int]) -> Tensor:
-        """Pool rows (members, batches of a round, width) of the next batches.
-
-        A client with fewer examples than the width fills up with its first row, whose weight is then 0.
-        """
-        count, width = self.training.local_steps * self.method.batches_per_step, int(self.batch_sizes.max())
-        rows = np.empty((len(members), count, width), dtype=np.int64)
-
-        def fill(k: int) -> None:
-            s, i = divmod(members[k], self.num_clients)
-            own, batch = self.train_sets[i].numpy(), int(self.batch_sizes[i])
-            taken = positions(self.seeds[s], i, len(own), int(self.cursors[members[k]]), count * batch)
-            rows[k, :, batch:] = own[0]
-            rows[k, :, :batch] = own[taken].reshape(count, batch)
-
-        # A GPU must not have to wait for them.
-        each = self._workers.map if self.device.type == "cuda" else map
-        list(each(fill, range(len(members))))
-        return self._send(rows)
-
     def _send(self, values: NDArray[Any]) -> Tensor:
         """To the device, without waiting for it."""
-        tensor = torch.from_numpy(values)
+        tensor = torch.from_numpy(np.ascontiguousarray(values))
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
     # Prediction

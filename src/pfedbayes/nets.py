@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -60,12 +61,7 @@ class Net:
         other = copy.copy(self)
         other._module = copy.deepcopy(self._module)
         for part in other._module.modules():
-            if (
-                type(part) is nn.Conv2d
-                and part.groups == 1
-                and part.padding_mode == "zeros"
-                and not isinstance(part.padding, str)
-            ):
+            if type(part) is nn.Conv2d and part.groups == 1 and part.padding_mode == "zeros":
                 part.__class__ = _MatmulConv2d
         return other
 
@@ -103,6 +99,8 @@ class _MatmulConv2d(nn.Conv2d):
     Mapped over clients it is a batch of products, where a native convolution has to become a grouped one.
     """
 
+    PATCHES = 2048  # of one product, about
+
     def forward(self, x: Tensor) -> Tensor:
         (height, width), (apart_y, apart_x), (step_y, step_x) = self.kernel_size, self.dilation, self.stride
         x = nn.functional.pad(x.permute(0, 2, 3, 1), (0, 0, *self._reversed_padding_repeated_twice))
@@ -112,7 +110,9 @@ class _MatmulConv2d(nn.Conv2d):
         x = torch.cat([x[:, :, j * apart_x : j * apart_x + columns : step_x] for j in range(width)], dim=-1)
         patches = torch.cat([x[:, i * apart_y : i * apart_y + rows : step_y] for i in range(height)], dim=-1)
         weight = self.weight.permute(2, 3, 1, 0).reshape(-1, self.out_channels)
-        products = patches.flatten(0, 2) @ weight
+        # The gradient of the weights sums over all patches: long sums are cut into parts that are formed in parallel.
+        parts = math.gcd(len(patches), max(1, patches[..., 0].numel() // self.PATCHES))
+        products = torch.bmm(patches.view(parts, -1, len(weight)), weight.expand(parts, -1, -1))
         if self.bias is not None:
             products = products + self.bias
         return products.view(*patches.shape[:3], self.out_channels).permute(0, 3, 1, 2)

@@ -94,6 +94,8 @@ def philox_normals(shape: tuple[int, ...], names: Tensor, dtype: torch.dtype) ->
 
     A name's lower half is the key and its upper half one word of the counter; the other word counts the pairs.
     """
+    if not shape:
+        return names.to(dtype)  # nothing is to be drawn
     count = math.prod(shape)
     counter = torch.arange((count + 1) // 2, device=names.device)
     first, second = philox(names[:, None] >> 32, counter, names[:, None] & 0xFFFFFFFF)
