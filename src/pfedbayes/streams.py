@@ -6,6 +6,7 @@ after another or on their own machines, whoever else takes part, and after a run
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -51,6 +52,15 @@ def normal(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: torch.
     """The standard normal draw of this seed."""
     out = torch.empty(shape, dtype=dtype, device=device)
     fill_normal(out, torch.Generator(device), seed)
+    return out
+
+
+def normals(shape: tuple[int, ...], seeds: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The standard normal draws of these seeds, stacked."""
+    out = torch.empty((len(seeds), *shape), dtype=dtype, device=device)
+    generator = torch.Generator(device)
+    for row, seed in zip(out, seeds, strict=True):
+        fill_normal(row, generator, seed)
     return out
 
 
