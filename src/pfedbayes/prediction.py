@@ -160,7 +160,7 @@ class Prediction:
                 for part in _slices(len(group.clients), clients_at_once):
                     clients, test = group.clients[part], self.batch_of(group.rows[part])
                     estimates = self._estimates(which, seeds, clients, test, ways)
-                    yield Block(seeds, clients, torch.cat([test.y] * len(seeds)), estimates)
+                    yield Block(seeds, clients, concat([test.y] * len(seeds)), estimates)
 
     @cached_property
     def _groups(self) -> dict[str, list[Group]]:
@@ -251,9 +251,8 @@ class Prediction:
     def _views(self, seeds: Sequence[int], clients: Sequence[int], states: State) -> dict[str, State]:
         """The method's further personal models, with a leading member axis."""
         received = concat([self.method.download(self.servers[s], torch.tensor(clients)) for s in seeds])
-        members = range(len(seeds) * len(clients))
-        views = [self.method.views(pick(states, k), pick(received, k)) for k in members]
-        return {name: stack([view[name] for view in views]) for name in views[0]}
+        views: dict[str, State] = torch.func.vmap(self.method.views)(states, received)
+        return views
 
     @cached_property
     def _label_priors(self) -> Tensor:
@@ -295,7 +294,7 @@ class Prediction:
             noise = tuple(each[:, :draws] for each in drawn)
         own = which == "personal"
         # The shared model has all clients' examples as one long batch, the same for every seed.
-        x_of_models = torch.cat([x] * len(seeds)) if own else x.flatten(0, 1)
+        x_of_models = concat([x] * len(seeds)) if own else x.flatten(0, 1)
         axes = (0, 0 if own else None, *(0 for _ in noise))
         count = len(seeds) * (len(clients) if own else 1)
         predict = partial(self._one_model, which, dense)
@@ -316,7 +315,7 @@ class Prediction:
     def _one_model(self, which: Which, dense: tuple[Dense, ...], state: State, x: Tensor, *noise: Tensor) -> Tensor:
         """Outputs (K, n, ...) of one model at x (n, ...); without noise, of its mean network."""
         own = which == "personal"
-        if dense and noise:
+        if dense:
             mean, deviation = self.method.personal_weights(state) if own else self.method.shared_weights(state)
             return drawn_outputs(self.model.net, dense, mean, deviation, self.model.inputs(x, self.dtype), *noise)
         predict = self.method.predict_personal if own else self.method.predict_shared
