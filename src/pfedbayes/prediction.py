@@ -41,6 +41,17 @@ class Ways(NamedTuple):
     sampling: Sampling = "weights"
     label_prior: bool = False
 
+    @property
+    def wanted(self) -> Sequence[str]:
+        """The names of the estimators that are asked for."""
+        return self.estimators or estimator_names(self.samples)
+
+    @property
+    def draws(self) -> int:
+        """How many draws the estimators need."""
+        one, average, _ = estimator_names(self.samples)
+        return self.samples if average in self.wanted else int(one in self.wanted)
+
 
 class Group(NamedTuple):
     """Clients with equally many examples, and the rows (clients, n) of the pool where these are."""
@@ -151,10 +162,10 @@ class Prediction:
         as far as they fit.
         """
         known = estimator_names(ways.samples)
-        if unknown := [name for name in ways.estimators or () if name not in known]:
+        if unknown := [name for name in ways.wanted if name not in known]:
             raise UserError(f"there is no estimator {unknown[0]!r}: choose among {', '.join(known)}")
         for group in self._groups[split]:
-            seeds_at_once, clients_at_once = self._block_size(which, group.rows.shape[1], ways.sampling)
+            seeds_at_once, clients_at_once = self._block_size(which, group.rows.shape[1], ways)
             for some in _slices(len(self.seeds), seeds_at_once):
                 seeds = range(len(self.seeds))[some]
                 for part in _slices(len(group.clients), clients_at_once):
@@ -188,14 +199,14 @@ class Prediction:
         rows = 5000 if self.device.type == "cpu" else 1 << 17
         return rows // 20 if self.model.net.convolutional else rows  # the activations of images are large
 
-    def _block_size(self, which: Which, size: int, sampling: Sampling) -> tuple[int, int]:
+    def _block_size(self, which: Which, size: int, ways: Ways) -> tuple[int, int]:
         """How many seeds and how many clients with `size` examples each are predicted together."""
-        together = self.plan.over == "vmap" and (which == "personal" or self.method.averages)
-        seeds = max(1, min(self._rows_at_once // size, len(self.seeds))) if together else 1
-        if which == "shared" and sampling == "weights":
-            return seeds, self.num_evaluated  # one long batch, for which the weights' noise is drawn once
-        if which == "personal" and not together:
+        mapped = self.plan.over == "vmap" and (which == "personal" or self.method.averages)
+        seeds = max(1, min(self._rows_at_once // size, len(self.seeds))) if mapped else 1
+        if which == "personal" and not mapped:
             return 1, 1
+        if which == "shared" and self.method.stochastic and ways.draws and ways.sampling == "weights":
+            return seeds, self.num_evaluated  # so that the draws are made once for all clients
         return seeds, max(1, self._rows_at_once // (size * seeds))
 
     def _estimates(
@@ -208,13 +219,11 @@ class Prediction:
             states = self._personal_states(seeds, clients, test)
         outputs = partial(self._outputs, which, seeds, clients, test.x, ways)
         one, average, mean = estimator_names(ways.samples)
-        wanted = ways.estimators or (one, average, mean)
         estimates = {}
-        if self.method.stochastic and (one in wanted or average in wanted):
-            draws = outputs(states, ways.samples if average in wanted else 1)
-            estimates = {one: draws[:, :1], average: draws}
-            estimates = {name: drawn for name, drawn in estimates.items() if name in wanted}
-        if mean in wanted or not self.method.stochastic:
+        if self.method.stochastic and ways.draws:
+            draws = outputs(states, ways.draws)
+            estimates = {name: drawn for name, drawn in ((one, draws[:, :1]), (average, draws)) if name in ways.wanted}
+        if mean in ways.wanted or not self.method.stochastic:
             estimates[mean] = outputs(states, None)
         if which == "personal":
             estimates |= {name: outputs(view, None) for name, view in self._views(seeds, clients, states).items()}
