@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from pfedbayes.streams import Purpose, choose, fill_normal, key, normal
+from pfedbayes.streams import Purpose, choose, fill_normal, key, normal, normals
 
 CPU = torch.device("cpu")
 COUNT = 100_000
@@ -32,6 +32,12 @@ def test_equal_names_give_equal_draws_and_different_names_different_ones():
     for other in others:
         correlation = (draw(key(*name)) * draw(key(*other))).mean()
         assert abs(correlation) < 5 / math.sqrt(COUNT)
+
+
+def test_draws_made_together_are_each_alone():
+    keys = [key(1, Purpose.TRAINING, 1, client) for client in range(3)]
+    together = normals((4, 5), keys, torch.float64, CPU)
+    assert torch.equal(together, torch.stack([normal((4, 5), each, torch.float64, CPU) for each in keys]))
 
 
 def test_keys_are_63_bits_and_distinct():
