@@ -1,10 +1,8 @@
 import dataclasses
-import itertools
 
 import pytest
 import torch
 from torch import nn
-from torch.testing import assert_close
 
 from federations import (
     EXACT,
@@ -25,25 +23,13 @@ from pfedbayes.clients import LocalTraining, client_round
 from pfedbayes.data import Shards
 from pfedbayes.engine import Federation, Training
 from pfedbayes.errors import UserError
-from pfedbayes.likelihoods import Classification, Regression
+from pfedbayes.likelihoods import Classification
 from pfedbayes.methods import FedAvg, PFedBayes
-from pfedbayes.metrics import METRICS, accuracy, scores
-from pfedbayes.nets import Model, Net, WithNoise, mlp, vgg
+from pfedbayes.nets import Model, Net, mlp, vgg
 from pfedbayes.plan import Plan, choose_device, choose_plan
 from pfedbayes.streams import choose
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-
-
-class Constant(nn.Module):
-    """Always predicts one label, with any theta that training leaves it."""
-
-    def __init__(self, label: int, classes: int = 3) -> None:
-        super().__init__()
-        self.scores = nn.Parameter(10.0 * nn.functional.one_hot(torch.tensor(label), classes))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.scores.expand(len(x), -1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,120 +239,6 @@ class TestMemory:
         self.shrink(monkeypatch, most=0)
         with pytest.raises(UserError, match="even one client"):
             federation(PFedBayes()).train_round()
-
-
-class TestPrediction:
-    x = randn(6, 3, seed=9)
-
-    def test_draws_depend_on_seed_round_client_and_model_alone(self):
-        ours, again = trained(PFedBayes(), 1), trained(PFedBayes(), 1)
-        personal = ours.predict("personal", 1, self.x, samples=3)
-        again.predict("shared", 0, self.x, samples=7)
-        assert torch.equal(again.predict("personal", 1, self.x, samples=3), personal)
-
-    def test_every_client_has_its_own_draw_of_its_model_and_all_have_one_of_the_shared(self):
-        start = federation(PFedBayes())  # all models are still equal
-        personal = [start.predict("personal", i, self.x, samples=1) for i in range(2)]
-        shared = [start.predict("shared", i, self.x, samples=1) for i in range(2)]
-        assert not torch.equal(*personal)
-        assert torch.equal(*shared)
-        assert not torch.equal(personal[0], shared[0])
-
-    def test_rounds_have_different_draws(self):
-        still = federation(PFedBayes(beta=0.0))
-        first = still.predict("shared", 0, self.x, samples=1)
-        still.train_round()
-        assert not torch.equal(still.predict("shared", 0, self.x, samples=1), first)
-
-    def test_long_inputs_in_parts_are_the_whole(self):
-        ours, x = federation(PFedBayes()), randn(12_001, 3, seed=8)
-        whole = ours.predict("shared", 0, x, samples=2)
-        assert whole.shape == (2, 12_001, 3)
-        for rows in (slice(0, 10), slice(4995, 5005), slice(-10, None)):
-            assert_close(whole[:, rows], ours.predict("shared", 0, x[rows], samples=2))
-
-    def test_mean_network_is_the_network_of_the_means(self):
-        ours = trained(PFedBayes(), 1)
-        mean = ours.predict("shared", 0, self.x, samples=None)
-        assert_close(mean[0], ours.model.net(ours.servers[0][0], self.x))
-
-
-class TestEvaluation:
-    @pytest.mark.parametrize("label", [0, 1, 2])
-    @pytest.mark.parametrize("method", [FedAvg(eta=0.0), PFedBayes(eta_personal=0.0)], ids=lambda method: method.title)
-    def test_constant_predictor_scores_the_share_of_its_class(self, method, label):
-        shards = make_shards()
-        ours = trained(method, 1, model=make_model(Constant(label)), init="torch")
-        shares = [100 * float((shards.y[rows] == label).double().mean()) for rows in shards.test]
-        for which in ours.models():
-            for estimator, figures in ours.evaluate(samples=2)[which].items():
-                assert figures["accuracy"][0] == pytest.approx(shares), estimator
-
-    def test_clients_that_were_never_chosen_are_tested_too(self):
-        training = dataclasses.replace(TRAINING, participants=1, train="chosen")
-        ours, shards = trained(PFedBayes(eta_personal=0.1), 1, training=training), make_shards()
-        ((met, (q, *_)),) = client_states(ours).items()
-        figures = ours.evaluate(samples=2)["personal"]["mean"]["accuracy"][0]
-        assert len(figures) == len(SIZES)
-        for i, rows in enumerate(shards.test):
-            theta = q[0] if i == met else ours.servers[0][0]
-            log_probs = ours.model.net(theta, shards.x[rows]).log_softmax(-1)
-            assert figures[i] == pytest.approx(float(accuracy(log_probs, shards.y[rows])))
-
-    def test_each_client_is_tested_on_its_own_data_by_each_estimator(self):
-        ours, shards = trained(PFedBayes(rho0=0.0), 2), make_shards()
-        evaluated = ours.evaluate(samples=5)
-        for which, i in itertools.product(("personal", "shared"), range(len(SIZES))):
-            x, y = shards.x[shards.test[i]], shards.y[shards.test[i]]
-            draws, mean = ours.predict(which, i, x, samples=5), ours.predict(which, i, x, samples=None)
-            for name, outputs in {"one": draws[:1], "mc5": draws, "mean": mean}.items():
-                expected = scores(ours.model.likelihood, outputs, y).tolist()
-                assert [values[0][i] for values in evaluated[which][name].values()] == pytest.approx(expected)
-
-    def test_evaluation_changes_nothing(self):
-        ours = trained(PFedBayes(), 2, training=dataclasses.replace(TRAINING, train="chosen", participants=1))
-        before = {name: tensor.clone() for name, tensor in ours.tensors().items()}
-        first, second = ours.evaluate(), ours.evaluate()
-        assert first == second
-        after = ours.tensors()
-        assert after.keys() == before.keys()
-        assert all(torch.equal(after[name], before[name]) for name in before)
-
-    def test_validation_data_are_a_split_of_their_own(self):
-        shards = make_shards()
-        swapped = dataclasses.replace(shards, test=shards.validation, validation=shards.test)
-        on_test = trained(FedAvg(), 1).evaluate(split="test")
-        assert trained(FedAvg(), 1, shards=swapped).evaluate(split="validation") == on_test
-
-    def test_label_prior_weighs_the_averaged_prediction_by_the_clients_label_counts(self):
-        ours, shards = trained(PFedBayes(), 1), make_shards()
-        evaluated = ours.evaluate(samples=3, label_prior=True)["shared"]
-        for i, rows in enumerate(shards.test):
-            x, y = shards.x[rows], shards.y[rows]
-            counts = torch.bincount(shards.y[shards.train[i]], minlength=3) + 0.5  # half an example more of each label
-            probs = ours.predict("shared", i, x, samples=3).softmax(-1).mean(0) * counts
-            expected = float((probs.argmax(-1) == y).double().mean() * 100)
-            assert evaluated["mc3+prior"]["accuracy"][0][i] == pytest.approx(expected)
-            nll = -(probs / probs.sum(-1, keepdim=True)).log()[range(len(y)), y].mean()
-            assert evaluated["mc3+prior"]["nll"][0][i] == pytest.approx(float(nll))
-
-    def test_clients_without_test_data_have_no_scores_and_spoil_none(self):
-        shards = make_shards()
-        fewer = dataclasses.replace(shards, test=(shards.validation[0], *shards.test[1:]))
-        some, all_scores = (trained(FedAvg(), 1, shards=data).evaluate()["shared"]["mean"] for data in (fewer, shards))
-        for name, values in some.items():
-            assert values[0][0] != values[0][0]  # not a number
-            assert values[0][1:] == all_scores[name][0][1:]
-
-    @pytest.mark.parametrize("noise", [0.5, None])
-    def test_regression_is_scored_by_its_own_metrics(self, noise):
-        shards = make_shards()
-        targets = dataclasses.replace(shards, y=shards.x[:, :2].sin(), num_classes=None)
-        module = mlp([3, 4, 2], "tanh")
-        model = Model(Net(module if noise else WithNoise(module)), Regression(noise))
-        figures = trained(PFedBayes(), 2, shards=targets, model=model).evaluate()["personal"]["mc10"]
-        assert set(figures) == set(METRICS["regression"])
-        assert torch.tensor(figures["nll"]).isfinite().all()
 
 
 class TestState:

@@ -39,6 +39,19 @@ def test_every_method_runs_into_a_folder_and_comes_back(tmp_path, name):
         assert again[which] == record[which]
 
 
+def test_a_cheap_course_is_recorded_and_the_end_is_looked_at_by_the_headline_estimator(tmp_path):
+    cheap = ["evaluation.estimators=['mean']", "evaluation.sampling=activations"]
+    steps = list(execute(load_experiment(None, [*BLOBS, *cheap]), tmp_path / "run", [1, 2]))
+    assert list(steps[-1].record["personal"]) == list(steps[-1].record["shared"]) == ["mean"]
+    run = runs.read(tmp_path / "run")
+    assert run.summary["estimator"] == "mc10"
+    counted = [sum(run.summary["reliability"][which]["count"]) for which in ("personal", "shared")]
+    assert counted == [2 * sum(run.info["test_sizes"])] * 2  # two seeds
+    spreads = [example["personal"]["spread"] for example in run.summary["examples"]]
+    assert spreads
+    assert all(max(spread) > 0 for spread in spreads)
+
+
 def test_ones_own_federation_is_kept_and_comes_back(tmp_path):
     method = PFedBayes(zeta=2.0)
     ours = trained(method, 2)

@@ -16,9 +16,9 @@ ROOT = Path(pfedbayes.__file__).parent
 # Each layer may import from those below it; parts of one layer that are listed apart may not import each other.
 LAYERS: list[list[set[str]]] = [
     [{"errors", "gaussian", "optim", "polyagamma", "streams", "trees", "likelihoods", "metrics"}],
-    [{"nets"}],
+    [{"nets", "reparametrisation"}],
     [{"methods"}, {"data"}],
-    [{"clients", "engine", "plan", "population"}],
+    [{"clients", "engine", "plan", "population", "prediction"}],
     [{"config", "experiment", "execution", "runs"}],
     [{"report", "cli"}],
 ]

@@ -82,6 +82,16 @@ def test_scores_are_the_named_metrics_in_order(logits, y):
     assert_close(scores(Classification(), logits, y), torch.stack(expected))
 
 
+@pytest.mark.parametrize(
+    ("likelihood", "y"),
+    [(Classification(), torch.arange(24).view(2, 3, 4) % 3), (Regression(), randn(2, 3, 4, 2, seed=1))],
+)
+def test_many_models_are_scored_as_each_alone(likelihood, y):
+    outputs = randn(2, 3, 5, 4, 3)  # 2 x 3 models, 5 draws, 4 examples
+    each = [[scores(likelihood, outputs[a, b], y[a, b]) for b in range(3)] for a in range(2)]
+    assert_close(scores(likelihood, outputs, y), torch.stack([torch.stack(row) for row in each]))
+
+
 # A sure prediction that is right costs nothing; a sure and wrong one costs 2 (Brier) and is off by 1 (ECE).
 @pytest.mark.parametrize(("label", "expected"), [(0, (100, 0, 0)), (1, (0, 2, 1))])
 def test_sure_predictions(label, expected):

@@ -34,6 +34,12 @@ def test_equal_names_give_equal_draws_and_different_names_different_ones():
         assert abs(correlation) < 5 / math.sqrt(COUNT)
 
 
+def test_draws_made_together_are_each_alone():
+    keys = [key(1, Purpose.TRAINING, 1, client) for client in range(3)]
+    together = normals((4, 5), keys, torch.float64, CPU)
+    assert torch.equal(together, torch.stack([normal((4, 5), each, torch.float64, CPU) for each in keys]))
+
+
 def test_keys_are_63_bits_and_distinct():
     names = itertools.product(range(4), Purpose, range(10), range(10), range(10))
     keys = [key(*name) for name in names]
@@ -53,7 +59,7 @@ def test_a_draw_neither_reads_nor_moves_the_global_generator():
 
 @pytest.mark.parametrize("count", [50, 40_000])  # few are drawn in turn, many by several threads
 def test_stacked_draws_equal_separate_ones(count):
-    out = normals((2, count), np.array([7, 8, 7]), torch.float32, CPU)
+    out = normals((2, count), [7, 8, 7], torch.float32, CPU)
     assert torch.equal(out[1], normal((2, count), 8, torch.float32, CPU))
     assert torch.equal(out[0], out[2])
 

@@ -199,4 +199,4 @@ class LocalTraining:
             return names if drawn else philox_normals(self._noise_shape, names, self._dtype)
         if not self._noise_shape:
             return torch.empty(len(names), dtype=self._dtype, device=self._x.device)
-        return normals(self._noise_shape, names, self._dtype, self._x.device)
+        return normals(self._noise_shape, names.tolist(), self._dtype, self._x.device)

@@ -1,10 +1,9 @@
-"""The federation: client_round, written once for one client, mapped over all clients; rounds; prediction."""
+"""The federation: client_round, written once for one client, mapped over all clients; rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,17 +14,14 @@ from torch import Tensor
 from pfedbayes.clients import LocalTraining, Trained, Work
 from pfedbayes.data import Shards, positions
 from pfedbayes.errors import Diverged, UserError
-from pfedbayes.methods.base import Adaptation, Method, Shard, State
-from pfedbayes.metrics import METRICS, log_average, log_label_prior, scores
-from pfedbayes.nets import Batch, Init, Model
+from pfedbayes.methods.base import Method, Shard, State
+from pfedbayes.nets import Init, Model
 from pfedbayes.optim import Adam, Momentum, adam, adam_init, momentum, momentum_init
 from pfedbayes.plan import Plan, choose_plan
 from pfedbayes.population import Population
-from pfedbayes.streams import Purpose, choose, key, keys, normal
+from pfedbayes.prediction import Prediction
+from pfedbayes.streams import Purpose, choose, key, keys
 from pfedbayes.trees import concat, fill, named_leaves, pick, tree_map
-
-Which = Literal["personal", "shared"]
-MODELS: tuple[Which, ...] = ("personal", "shared")
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,7 @@ class Pending(NamedTuple):
     cursors: NDArray[np.int64]
 
 
-class Federation:
+class Federation(Prediction):
     """Clients, server and data of one experiment, for one or more seeds at once.
 
     Seeds are a batch dimension: member k = s * num_clients + i is client i of the federation with seed seeds[s].
@@ -175,13 +171,6 @@ class Federation:
         self._failed: Tensor | None = None
         self.cursors = np.zeros(len(self.seeds) * self.num_clients, dtype=np.int64)
 
-    def _count_labels(self, indices: Tensor) -> Tensor:
-        classes = self.shards.num_classes
-        return torch.bincount(self.shards.y[indices], minlength=classes) if classes else torch.empty(0)
-
-    def _to_device(self, values: Tensor) -> Tensor:
-        return values.to(self.device, self.dtype if values.is_floating_point() else None)
-
     # Training
 
     def _make_local_training(self) -> LocalTraining:
@@ -192,7 +181,7 @@ class Federation:
         until = self.training.rounds if until is None else until
         while self.round < until:
             self.train_round()
-            if self.round == until:
+            if self.round == until or self.training.evaluates(self.round):
                 self.confirm()
             yield self.round
 
@@ -280,11 +269,6 @@ class Federation:
             optimizers.append(new)
         return servers, optimizers
 
-    def _fresh_client(self, member: int) -> State:
-        """The state of a client that is met for the first time."""
-        s, i = divmod(member, self.num_clients)
-        return self.method.enrol(self._received(i, s))
-
     def _assign(self, round: int) -> Assignment:
         """Who does what in this round."""
         chosen = [choose(seed, round, self.num_clients, self.participants) for seed in self.seeds]
@@ -354,105 +338,6 @@ class Federation:
         """To the device, without waiting for it."""
         tensor = torch.from_numpy(np.ascontiguousarray(values))
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
-
-    # Prediction
-
-    def predict(self, which: Which, client: int, x: Tensor, samples: int | None = None, seed_index: int = 0) -> Tensor:
-        """Outputs (K, n, ...) of a client's model or the shared one at inputs x (n, ...): one for each of `samples`
-        draws of the weights, or the one of the mean network."""
-        state = self.personal_state(client, seed_index) if which == "personal" else None
-        return self._outputs(which, state, client, self._to_device(x), samples, seed_index)
-
-    def personal_state(self, client: int, seed_index: int = 0, test: Batch | None = None) -> State:
-        """The state that a client predicts with; one that has not taken part yet starts from the shared model."""
-        member = seed_index * self.num_clients + client
-        state = pick(self.population.get([member], self._fresh_client), 0)
-        if not self.method.adapts:
-            return state
-        train = self.batch_of(self.train_sets[client])
-        seed = key(self.seeds[seed_index], Purpose.ADAPTATION, self.round, client)
-        data = Adaptation(train, int(self.batch_sizes[client]), self.shards.num_classes, seed, test)
-        return self.method.adapt(self.model, state, self._received(client, seed_index), data)
-
-    def _received(self, client: int, seed_index: int) -> State:
-        return pick(self.method.download(self.servers[seed_index], torch.tensor([client])), 0)
-
-    def batch_of(self, indices: Tensor) -> Batch:
-        """All these examples as one batch."""
-        rows = indices.to(self.device)
-        weight = torch.ones(len(rows), dtype=self.dtype, device=self.device)
-        return Batch(self.x.index_select(0, rows), self.y.index_select(0, rows), weight)
-
-    def _outputs(
-        self, which: Which, state: State, client: int, x: Tensor, samples: int | None, seed_index: int
-    ) -> Tensor:
-        noise = None
-        if samples is not None and self.method.stochastic:
-            seed = self.seeds[seed_index]
-            draw = (
-                key(seed, Purpose.PERSONAL_PREDICTION, self.round, client)
-                if which == "personal"
-                else key(seed, Purpose.SHARED_PREDICTION, self.round)  # one draw for all clients
-            )
-            noise = normal((samples, self.model.net.num_params), draw, self.dtype, self.device)
-        if which == "shared":
-            predict = partial(self.method.predict_shared, self.model, self.servers[seed_index])
-        else:
-            predict = partial(self.method.predict_personal, self.model, state)
-        rows = 250 if self.model.net.convolutional else 5000  # bounds the memory of the activations
-        return torch.cat([predict(part, noise) for part in torch.split(x, rows)], dim=1)
-
-    def models(self) -> list[Which]:
-        """Which of the two models the method has."""
-        return [which for which in MODELS if getattr(self.method, which)]
-
-    def evaluate(
-        self, samples: int = 10, split: Literal["test", "validation"] = "test", label_prior: bool = False
-    ) -> dict[str, Any]:
-        """Scores of every model on every client's own data: {model: {estimator: {metric: [seed][client]}}}.
-
-        Estimators: "one" weight draw, "mc10" (the average of ten draws) and the "mean" network; a method's further
-        `views`; and each of them again with the client's label prior.
-        """
-        metrics = METRICS[self.model.likelihood.task]
-        sets = getattr(self.shards, split)
-        result: dict[str, Any] = dict.fromkeys(MODELS)
-        for which in self.models():
-            table: dict[str, Tensor] = {}
-            for s in range(len(self.seeds)):
-                for i, indices in enumerate(sets):
-                    if len(indices) == 0:
-                        continue
-                    test = self.batch_of(indices)
-                    for name, outputs in self.estimates(which, i, test, samples, s, label_prior).items():
-                        scored = scores(self.model.likelihood, outputs, test.y)
-                        blank = scored.new_full((len(metrics), len(self.seeds), len(sets)), torch.nan)
-                        table.setdefault(name, blank)[:, s, i] = scored
-            result[which] = {name: dict(zip(metrics, values.tolist(), strict=True)) for name, values in table.items()}
-        return result
-
-    def estimates(
-        self, which: Which, client: int, test: Batch, samples: int, seed_index: int = 0, label_prior: bool = False
-    ) -> dict[str, Tensor]:
-        """Outputs of a model by estimator, see `evaluate`."""
-        state = self.personal_state(client, seed_index, test) if which == "personal" else None
-        outputs = partial(self._outputs, which, client=client, x=test.x, seed_index=seed_index)
-        estimates = {}
-        if self.method.stochastic:
-            draws = outputs(state, samples=samples)
-            estimates = {"one": draws[:1], f"mc{samples}": draws}
-        estimates["mean"] = outputs(state, samples=None)
-        if which == "personal":
-            for name, view in self.method.views(state, self._received(client, seed_index)).items():
-                estimates[name] = outputs(view, samples=None)
-        if label_prior and self.shards.num_classes:
-            prior = log_label_prior(self._count_labels(self.shards.train[client]).to(self.device, self.dtype))
-            estimates |= {f"{name}+prior": (log_average(stack) + prior)[None] for name, stack in estimates.items()}
-        return estimates
-
-    def headline(self, samples: int) -> str:
-        """The estimator whose figures are the method's result."""
-        return f"mc{samples}" if self.method.stochastic else "mean"
 
     # State on disk
 

@@ -17,12 +17,13 @@ from torch import Tensor
 from pfedbayes import runs
 from pfedbayes.config import to_toml
 from pfedbayes.data import Shards, load_shards
-from pfedbayes.engine import MODELS, Federation
+from pfedbayes.engine import Federation
 from pfedbayes.errors import Diverged, UserError
 from pfedbayes.experiment import Experiment, build_federation, from_sections, method_name
 from pfedbayes.metrics import BINS, entropy, log_average, mutual_information, reliability
 from pfedbayes.nets import Model
 from pfedbayes.plan import Plan, choose_device
+from pfedbayes.prediction import MODELS, Ways
 
 
 @dataclass(frozen=True)
@@ -187,29 +188,31 @@ def _look_closely(federation: Federation, experiment: Experiment) -> dict[str, A
     """What only the final models are asked: calibration by confidence, and single predictions to look at."""
     if federation.model.likelihood.task != "classification":
         return {"reliability": {}, "examples": []}
-    samples = experiment.evaluation.samples
+    samples, split = experiment.evaluation.samples, experiment.evaluation.split
     headline = federation.headline(samples)
-    sets = getattr(federation.shards, experiment.evaluation.split)
+    ways = Ways(samples, (headline,), experiment.evaluation.sampling)
     diagrams: dict[str, Any] = {}
     predicted: dict[str, dict[int, _Predicted]] = {}
     for which in federation.models():
         predicted[which] = {}
         sums = torch.zeros(3, BINS, dtype=federation.dtype, device=federation.device)
-        for s in range(len(federation.seeds)):
-            for i, indices in enumerate(sets):
-                test = federation.batch_of(indices)
-                outputs = federation.estimates(which, i, test, samples, s)[headline]
-                log_probs = log_average(outputs)
-                sums += torch.stack(reliability(log_probs, test.y))
-                if s == 0 and len(indices):
-                    predicted[which][i] = _Predicted(outputs.cpu(), log_probs.cpu())
+        for block in federation.blocks(which, split, ways):
+            outputs = block.outputs[headline]
+            log_probs = log_average(outputs)
+            sums += torch.stack(reliability(log_probs, block.y)).sum(1)
+            if 0 in block.seeds:
+                first = zip(block.clients, outputs.cpu(), log_probs.cpu(), strict=False)  # the first seed comes first
+                predicted[which] |= {i: _Predicted(*prediction) for i, *prediction in first}
         confidence, correct, count = sums.tolist()
         diagrams[which] = {
             "confidence": [_ratio(*pair) for pair in zip(confidence, count, strict=True)],
             "accuracy": [_ratio(*pair) for pair in zip(correct, count, strict=True)],
             "count": count,
         }
-    return {"reliability": diagrams, "examples": _examples(federation.shards, sets, predicted)}
+    return {
+        "reliability": diagrams,
+        "examples": _examples(federation.shards, getattr(federation.shards, split), predicted),
+    }
 
 
 def _ratio(total: float, count: float) -> float | None:

@@ -19,6 +19,7 @@ from pfedbayes.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.methods import METHODS, Method
 from pfedbayes.nets import Init, Model, Net, WithNoise, mlp, vgg
 from pfedbayes.plan import Dtype, Noise, Over, Plan, Precision, choose_plan
+from pfedbayes.prediction import Sampling, Split, estimator_names
 
 
 @dataclass(frozen=True)
@@ -46,16 +47,23 @@ class NetConfig:
 @dataclass(frozen=True)
 class Evaluation:
     """samples: weight draws averaged in a prediction; split: the data on which models are scored; label_prior: score
-    every model also with the client's own label frequencies added to what it says, as a column of its own.
+    every model also with the client's own label frequencies added to what it says, as a column of its own; estimators:
+    which of "one", "mc10" and "mean" to score where weights are drawn (all if not given); sampling: draw the "weights",
+    or the "activations" of dense layers, which is cheaper.
     """
 
     samples: int = 10
     label_prior: bool = False
-    split: Literal["test", "validation"] = "test"
+    split: Split = "test"
+    estimators: tuple[str, ...] | None = None
+    sampling: Sampling = "weights"
 
     def __post_init__(self) -> None:
         if self.samples < 1:
             raise ValueError(f"samples must be at least 1, got {self.samples}")
+        known = estimator_names(self.samples)
+        if self.estimators is not None and (not self.estimators or not set(self.estimators) <= set(known)):
+            raise ValueError(f"estimators must be some of {', '.join(known)}, got {list(self.estimators)}")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Accuracy, calibration and uncertainty from a stack of K predictions, one per draw of the weights."""
+"""Accuracy, calibration and uncertainty from a stack of K predictions, one per draw of the weights.
+
+All functions take any number of leading axes, so that many models can be scored at once.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,14 @@ BINS = 15  # equal-width confidence bins of the calibration error
 
 def log_average(outputs: Tensor) -> Tensor:
     """Log-probabilities (n, C) of the averaged prediction of logits (K, n, C)."""
-    return torch.logsumexp(outputs.log_softmax(-1), dim=0) - math.log(len(outputs))
+    log_probs = _log_softmax(outputs)
+    draws = outputs.shape[-3]
+    return log_probs.squeeze(-3) if draws == 1 else log_probs.logsumexp(-3) - math.log(draws)
+
+
+def _log_softmax(outputs: Tensor) -> Tensor:
+    """torch's own, which is four times slower on a CPU where there are few classes."""
+    return outputs - outputs.logsumexp(-1, keepdim=True)
 
 
 def log_label_prior(counts: Tensor) -> Tensor:
@@ -31,18 +41,18 @@ def log_label_prior(counts: Tensor) -> Tensor:
 
 def accuracy(log_probs: Tensor, y: Tensor) -> Tensor:
     """Percentage of examples whose most probable label is right."""
-    return 100 * (log_probs.argmax(-1) == y).to(log_probs.dtype).mean()
+    return 100 * (log_probs.argmax(-1) == y).to(log_probs.dtype).mean(-1)
 
 
 def nll(log_probs: Tensor, y: Tensor) -> Tensor:
     """Mean negative log-probability of the true label."""
-    return -log_probs.gather(-1, y[:, None]).mean()
+    return -log_probs.gather(-1, y[..., None]).squeeze(-1).mean(-1)
 
 
 def brier(log_probs: Tensor, y: Tensor) -> Tensor:
     """Mean squared distance between the probabilities and the indicator of the true label (0 to 2)."""
     probs = log_probs.exp()
-    return (probs - torch.nn.functional.one_hot(y, probs.shape[-1])).square().sum(-1).mean()
+    return (probs - torch.nn.functional.one_hot(y, probs.shape[-1])).square().sum(-1).mean(-1)
 
 
 class Reliability(NamedTuple):
@@ -59,12 +69,15 @@ def reliability(log_probs: Tensor, y: Tensor) -> Reliability:
     # Bins are (lower, upper], as in the common definition; a confidence of 0 cannot occur.
     index = (torch.ceil(confidence * BINS) - 1).clamp(0, BINS - 1).long()
     weight = torch.nn.functional.one_hot(index, BINS).to(log_probs.dtype)
-    return Reliability(confidence @ weight, (label == y).to(log_probs.dtype) @ weight, weight.sum(0))
+    correct = (label == y).to(log_probs.dtype)
+    return Reliability(
+        *((part[..., None, :] @ weight).squeeze(-2) for part in (confidence, correct, torch.ones_like(correct)))
+    )
 
 
 def ece(sums: Reliability) -> Tensor:
     """Expected calibration error: mean gap between confidence and accuracy, weighted by bin counts."""
-    return (sums.confidence - sums.correct).abs().sum() / sums.total.sum()
+    return (sums.confidence - sums.correct).abs().sum(-1) / sums.total.sum(-1)
 
 
 def entropy(log_probs: Tensor) -> Tensor:
@@ -74,20 +87,19 @@ def entropy(log_probs: Tensor) -> Tensor:
 
 def mutual_information(outputs: Tensor) -> Tensor:
     """Entropy of the average minus the average entropy of logits (K, n, C): the epistemic uncertainty, (n,)."""
-    return (entropy(log_average(outputs)) - entropy(outputs.log_softmax(-1)).mean(0)).clamp_min(0)
+    return (entropy(log_average(outputs)) - entropy(outputs.log_softmax(-1)).mean(-2)).clamp_min(0)
 
 
 def regression_scores(likelihood: Regression, outputs: Tensor, y: Tensor) -> Tensor:
     """RMSE of the predictive mean, NLL of the mixture of the K predictions, and the share (in percent) of targets
     inside the central 90 % interval of the Gaussian with the mixture's mean and variance."""
     means, noise = likelihood.mean_and_noise(outputs)
-    mean = means.mean(0)
-    deviation = (noise.square() + (means - mean).square()).mean(0).sqrt()
-    per_draw = torch.stack([-likelihood.nll(draw, y) for draw in outputs])
-    log_density = torch.logsumexp(per_draw, dim=0) - math.log(len(outputs))
+    mean = means.mean(-3)
+    deviation = (noise.square() + (means - mean.unsqueeze(-3)).square()).mean(-3).sqrt()
+    log_density = torch.logsumexp(-likelihood.nll(outputs, y.unsqueeze(-3)), dim=-2) - math.log(outputs.shape[-3])
     inside = erf((y - mean).abs() / (deviation * math.sqrt(2))) <= 0.9
-    rmse = (y - mean).square().mean().sqrt()
-    return torch.stack([rmse, -log_density.mean(), 100 * inside.to(rmse.dtype).mean()])
+    rmse = (y - mean).square().mean((-2, -1)).sqrt()
+    return torch.stack([rmse, -log_density.mean(-1), 100 * inside.to(rmse.dtype).mean((-2, -1))], dim=-1)
 
 
 def scores(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
@@ -95,4 +107,5 @@ def scores(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
     if isinstance(likelihood, Regression):
         return regression_scores(likelihood, outputs, y)
     log_probs = log_average(outputs)
-    return torch.stack([accuracy(log_probs, y), nll(log_probs, y), brier(log_probs, y), ece(reliability(log_probs, y))])
+    calibration = ece(reliability(log_probs, y))
+    return torch.stack([accuracy(log_probs, y), nll(log_probs, y), brier(log_probs, y), calibration], dim=-1)

@@ -155,17 +155,17 @@ class Model(NamedTuple):
     def stacked_outputs(self, thetas: Tensor, x: Tensor) -> Tensor:
         """Outputs (K, n, ...) of the networks with parameters thetas (K, T) at the same raw inputs.
 
-        Together, but for convolutions on a CPU: grouped ones take twice the time of one after another.
+        In turn: together they are no faster on a CPU, and on a GPU every network would get a copy of many inputs.
         """
-        in_turn = self.net.convolutional and x.device.type == "cpu"
-        outputs: Tensor = torch.func.vmap(self.outputs, in_dims=(0, None), chunk_size=1 if in_turn else None)(thetas, x)
-        return outputs
+        inputs = self.inputs(x, thetas.dtype)
+        return torch.stack([self.net(theta, inputs) for theta in thetas])
 
     def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Images are stored as bytes; they are scaled to [-1, 1] ("signed") or [0, 1] ("unit") here and only here."""
         if x.dtype != torch.uint8:
             return x
-        return x.to(dtype) / 255 if self.pixels == "unit" else x.to(dtype) / 127.5 - 1
+        fresh = x.to(dtype)  # changed in place: of large images every copy costs more than the arithmetic
+        return fresh.mul_(1 / 255) if self.pixels == "unit" else fresh.mul_(2 / 255).sub_(1)
 
     def nll(self, theta: Tensor, batch: Batch) -> Tensor:
         """-log p_theta(B), summed over the real examples of the batch."""

@@ -17,8 +17,10 @@ class Population:
 
     def get(self, clients: Sequence[int], fresh: Callable[[int], State]) -> State:
         """Stacked states of these clients; one that was not met before has a fresh one."""
-        if list(clients) == list(self.row):
-            return self.states
+        rows = [self.row[k] for k in clients if k in self.row]
+        if len(rows) == len(clients):
+            side_by_side = rows == list(range(rows[0], rows[0] + len(rows)))
+            return pick(self.states, slice(rows[0], rows[0] + len(rows)) if side_by_side else rows)
         return stack([pick(self.states, self.row[k]) if k in self.row else fresh(k) for k in clients])
 
     def put(self, clients: Sequence[int], states: State) -> None:

@@ -71,22 +71,22 @@ def _fill(rows: Tensor, seeds: Sequence[int]) -> None:
         torch.randn(row.shape, out=row, generator=generator)
 
 
-def normals(shape: tuple[int, ...], names: NDArray[np.int64], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The standard normal draws of these names by torch's generator, stacked: (len(names), *shape)."""
-    out = torch.empty((len(names), *shape), dtype=dtype, device=device)
-    seeds = names.tolist()
+def normals(shape: tuple[int, ...], seeds: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The standard normal draws of these seeds by torch's generator, stacked: (len(seeds), *shape)."""
+    out = torch.empty((len(seeds), *shape), dtype=dtype, device=device)
     threads = min(torch.get_num_threads() if device.type == "cpu" else 1, len(seeds))
     if threads < 2 or out.numel() < 1 << 16:
         _fill(out, seeds)
     else:  # torch draws with one thread
-        parts = [slice(k * len(seeds) // threads, (k + 1) * len(seeds) // threads) for k in range(threads)]
-        list(_workers(threads).map(lambda part: _fill(out[part], seeds[part]), parts))
+        each = -(-len(seeds) // threads)
+        shares = [seeds[start : start + each] for start in range(0, len(seeds), each)]
+        list(_workers(threads).map(_fill, out.split(each), shares))
     return out
 
 
 def normal(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The standard normal draw of this name by torch's generator."""
-    return normals(shape, np.array([seed]), dtype, device)[0]
+    """The standard normal draw of this seed by torch's generator."""
+    return normals(shape, [seed], dtype, device)[0]
 
 
 def philox_normals(shape: tuple[int, ...], names: Tensor, dtype: torch.dtype) -> Tensor:

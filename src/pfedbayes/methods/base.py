@@ -61,6 +61,7 @@ class Method:
     personal: ClassVar[bool] = False  # has a model per client
     shared: ClassVar[bool] = True  # has one model for all
     stochastic: ClassVar[bool] = False  # predicts by drawing weights
+    gaussian: ClassVar[bool] = False  # the weights that it draws are independent Gaussians
     adapts: ClassVar[bool] = False  # makes its personal model when it is asked to predict
     batched: ClassVar[bool] = True  # its client functions can be mapped by vmap; else by loop only
     full_batch: ClassVar[bool] = False  # a batch is the client's whole training set
@@ -137,6 +138,14 @@ class Method:
     def predict_shared(self, model: Model, server: State, x: Tensor, noise: Tensor | None) -> Tensor:
         """Outputs of the shared model."""
         return model.outputs(server, x)[None]
+
+    def personal_weights(self, client: State) -> tuple[Tensor, Tensor]:
+        """Means and standard deviations (T,) of the weights of the client's own model, if the method is `gaussian`."""
+        raise NotImplementedError
+
+    def shared_weights(self, server: State) -> tuple[Tensor, Tensor]:
+        """Means and standard deviations (T,) of the weights of the shared model, if the method is `gaussian`."""
+        raise NotImplementedError
 
 
 def broadcast(state: State, count: int) -> State:

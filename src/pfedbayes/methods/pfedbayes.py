@@ -76,6 +76,7 @@ class PFedBayes(Method):
     learns = "a Gaussian over models per client, and a shared Gaussian that is their prior"
     personal = True
     stochastic = True
+    gaussian = True
     default_init = "normal"
     who_trains = "all"
 
@@ -169,3 +170,10 @@ class PFedBayes(Method):
         if noise is None:
             return model.outputs(v[0], x)[None]
         return model.stacked_outputs(sample(mean_field(v), noise * self.noise_std), x)
+
+    def personal_weights(self, client: Client) -> tuple[Tensor, Tensor]:
+        return self.shared_weights(client.q)
+
+    def shared_weights(self, server: Tensor) -> tuple[Tensor, Tensor]:
+        mu, rho = server.unbind(-2)
+        return mu, sigma(rho) * self.noise_std

@@ -1,0 +1,364 @@
+"""What the models of a federation say and how good it is: many clients and seeds at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfedbayes.data import Shards
+from pfedbayes.errors import UserError
+from pfedbayes.methods.base import Adaptation, Method, State
+from pfedbayes.metrics import METRICS, log_average, log_label_prior, scores
+from pfedbayes.nets import Batch, Model
+from pfedbayes.plan import Plan
+from pfedbayes.population import Population
+from pfedbayes.reparametrisation import Dense, dense_layers, drawn_outputs, num_drawn_weights
+from pfedbayes.streams import Purpose, key, normals
+from pfedbayes.trees import concat, pick, stack
+
+Which = Literal["personal", "shared"]
+Split = Literal["test", "validation"]
+Sampling = Literal["weights", "activations"]
+MODELS: tuple[Which, ...] = ("personal", "shared")
+
+
+def estimator_names(samples: int) -> tuple[str, ...]:
+    """The ways in which a method that draws weights can predict."""
+    return "one", f"mc{samples}", "mean"
+
+
+class Ways(NamedTuple):
+    """How to predict, see `Prediction.evaluate`."""
+
+    samples: int
+    estimators: Sequence[str] | None = None
+    sampling: Sampling = "weights"
+    label_prior: bool = False
+
+    @property
+    def wanted(self) -> Sequence[str]:
+        """The names of the estimators that are asked for."""
+        return self.estimators or estimator_names(self.samples)
+
+    @property
+    def draws(self) -> int:
+        """How many draws the estimators need."""
+        one, average, _ = estimator_names(self.samples)
+        return self.samples if average in self.wanted else int(one in self.wanted)
+
+
+class Group(NamedTuple):
+    """Clients with equally many examples, and the rows (clients, n) of the pool where these are."""
+
+    clients: list[int]
+    rows: Tensor
+
+
+class Block(NamedTuple):
+    """Predictions for clients (c) of seeds (S): per estimator outputs (S * c, K, n, ...); targets y (S * c, n, ...)."""
+
+    seeds: Sequence[int]
+    clients: list[int]
+    y: Tensor
+    outputs: dict[str, Tensor]
+
+
+class Prediction:
+    """The models of a federation as they are now. Members k = s * num_clients + i are predicted in blocks."""
+
+    shards: Shards
+    model: Model
+    method: Method
+    plan: Plan
+    seeds: tuple[int, ...]
+    servers: list[State]
+    population: Population
+    round: int
+    train_sets: Sequence[Tensor]
+    num_clients: int
+    batch_sizes: NDArray[np.int64]
+    x: Tensor
+    y: Tensor
+    device: torch.device
+    dtype: torch.dtype
+
+    def models(self) -> list[Which]:
+        """Which of the two models the method has."""
+        return [which for which in MODELS if getattr(self.method, which)]
+
+    def headline(self, samples: int) -> str:
+        """The estimator whose figures are the method's result."""
+        return f"mc{samples}" if self.method.stochastic else "mean"
+
+    def predict(
+        self,
+        which: Which,
+        client: int,
+        x: Tensor,
+        samples: int | None = None,
+        seed_index: int = 0,
+        sampling: Sampling = "weights",
+    ) -> Tensor:
+        """Outputs (K, n, ...) of a client's model or the shared one at inputs x (n, ...): one for each of `samples`
+        draws, or the one of the mean network. sampling: see `evaluate`."""
+        states = stack([self.personal_state(client, seed_index) if which == "personal" else self.servers[seed_index]])
+        ways = Ways(samples or 0, sampling=sampling)
+        return self._outputs(which, [seed_index], [client], self._to_device(x)[None], ways, states, samples)[0]
+
+    def evaluate(
+        self,
+        samples: int = 10,
+        split: Split = "test",
+        label_prior: bool = False,
+        estimators: Sequence[str] | None = None,
+        sampling: Sampling = "weights",
+    ) -> dict[str, Any]:
+        """Scores of every model on every client's own data: {model: {estimator: {metric: [seed][client]}}}.
+
+        Estimators: "one" weight draw, "mc10" (the average of ten draws) and the "mean" network, or those of them that
+        are asked for; a method's further `views`; and each of them again with the client's label prior. sampling:
+        draw the "weights", or the "activations" of dense layers, which is cheaper (see `reparametrisation`).
+        """
+        metrics = METRICS[self.model.likelihood.task]
+        table: dict[tuple[Which, str], Tensor] = {}
+        places: dict[Which, list[int]] = {}
+        for which in self.models():
+            parts: dict[str, list[Tensor]] = {}
+            places[which] = []
+            for block in self.blocks(which, split, Ways(samples, estimators, sampling, label_prior)):
+                places[which] += self._members(block.seeds, block.clients)
+                for name, outputs in block.outputs.items():
+                    parts.setdefault(name, []).append(scores(self.model.likelihood, outputs, block.y))
+            table |= {(which, name): torch.cat(figures) for name, figures in parts.items()}
+        result: dict[str, Any] = {which: {} if which in self.models() else None for which in MODELS}
+        if not table:
+            return result
+        fetched = torch.stack(list(table.values())).cpu()  # a GPU is waited for here and nowhere before
+        for (which, name), figures in zip(table, fetched, strict=True):
+            full = figures.new_full((len(metrics), len(self.seeds) * self.num_evaluated), torch.nan)
+            full[:, places[which]] = figures.T
+            values = full.view(len(metrics), len(self.seeds), -1).tolist()
+            result[which][name] = dict(zip(metrics, values, strict=True))
+        return result
+
+    def estimates(
+        self, which: Which, client: int, test: Batch, samples: int, seed_index: int = 0, label_prior: bool = False
+    ) -> dict[str, Tensor]:
+        """Outputs (K, n, ...) of a model by estimator, see `evaluate`."""
+        ways = Ways(samples, label_prior=label_prior)
+        estimates = self._estimates(which, [seed_index], [client], stack([test]), ways)
+        return {name: outputs[0] for name, outputs in estimates.items()}
+
+    def blocks(self, which: Which, split: Split, ways: Ways) -> Iterator[Block]:
+        """Predictions of a model for all clients that have data, in blocks that fit the memory.
+
+        The number of calls depends on the number of different sizes, and not on the number of clients and seeds,
+        as far as they fit.
+        """
+        known = estimator_names(ways.samples)
+        if unknown := [name for name in ways.wanted if name not in known]:
+            raise UserError(f"there is no estimator {unknown[0]!r}: choose among {', '.join(known)}")
+        for group in self._groups[split]:
+            seeds_at_once, clients_at_once = self._block_size(which, group.rows.shape[1], ways)
+            for some in _slices(len(self.seeds), seeds_at_once):
+                seeds = range(len(self.seeds))[some]
+                for part in _slices(len(group.clients), clients_at_once):
+                    clients, test = group.clients[part], self.batch_of(group.rows[part])
+                    estimates = self._estimates(which, seeds, clients, test, ways)
+                    yield Block(seeds, clients, concat([test.y] * len(seeds)), estimates)
+
+    @cached_property
+    def _groups(self) -> dict[str, list[Group]]:
+        """Which clients are evaluated on which split, by the number of their examples."""
+        groups = {}
+        for split in ("test", "validation"):
+            sets = getattr(self.shards, split)
+            sizes = dict.fromkeys(len(rows) for rows in sets if len(rows))
+            alike = [[i for i, rows in enumerate(sets) if len(rows) == size] for size in sizes]
+            groups[split] = [Group(ids, torch.stack([sets[i] for i in ids]).to(self.device)) for ids in alike]
+        return groups
+
+    @property
+    def num_evaluated(self) -> int:
+        """The number of clients that models are evaluated for; a method that pools the training data has them too."""
+        return len(self.shards.names)
+
+    def _members(self, seeds: Sequence[int], clients: Sequence[int]) -> list[int]:
+        """Places of these clients of these seeds in a table [seed][client]."""
+        return [s * self.num_evaluated + i for s in seeds for i in clients]
+
+    @property
+    def _rows_at_once(self) -> int:
+        """How many examples are predicted in one go. A CPU is busy with few; a GPU needs many to be."""
+        rows = 5000 if self.device.type == "cpu" else 1 << 17
+        return rows // 20 if self.model.net.convolutional else rows  # the activations of images are large
+
+    def _block_size(self, which: Which, size: int, ways: Ways) -> tuple[int, int]:
+        """How many seeds and how many clients with `size` examples each are predicted together."""
+        mapped = self.plan.over == "vmap" and (which == "personal" or self.method.averages)
+        seeds = max(1, min(self._rows_at_once // size, len(self.seeds))) if mapped else 1
+        if which == "personal" and not mapped:
+            return 1, 1
+        if which == "shared" and self.method.stochastic and ways.draws and ways.sampling == "weights":
+            return seeds, self.num_evaluated  # so that the draws are made once for all clients
+        return seeds, max(1, self._rows_at_once // (size * seeds))
+
+    def _estimates(
+        self, which: Which, seeds: Sequence[int], clients: list[int], test: Batch, ways: Ways
+    ) -> dict[str, Tensor]:
+        """Outputs (S * c, K, n, ...) by estimator for test data with a leading client axis."""
+        if which == "shared":
+            states = stack([self.servers[s] for s in seeds])
+        else:
+            states = self._personal_states(seeds, clients, test)
+        outputs = partial(self._outputs, which, seeds, clients, test.x, ways)
+        one, average, mean = estimator_names(ways.samples)
+        estimates = {}
+        if self.method.stochastic and ways.draws:
+            draws = outputs(states, ways.draws)
+            estimates = {name: drawn for name, drawn in ((one, draws[:, :1]), (average, draws)) if name in ways.wanted}
+        if mean in ways.wanted or not self.method.stochastic:
+            estimates[mean] = outputs(states, None)
+        if which == "personal":
+            estimates |= {name: outputs(view, None) for name, view in self._views(seeds, clients, states).items()}
+        if ways.label_prior and self.shards.num_classes:
+            prior = self._label_priors[clients].repeat(len(seeds), 1)[:, None]
+            averages = {name: log_average(outputs) for name, outputs in estimates.items()}
+            estimates |= {f"{name}+prior": (average + prior)[:, None] for name, average in averages.items()}
+        return estimates
+
+    def _personal_states(self, seeds: Sequence[int], clients: Sequence[int], test: Batch) -> State:
+        if not self.method.adapts:
+            return self.population.get([s * self.num_clients + i for s in seeds for i in clients], self._fresh_client)
+        return stack([self.personal_state(i, s, pick(test, k)) for s in seeds for k, i in enumerate(clients)])
+
+    def personal_state(self, client: int, seed_index: int = 0, test: Batch | None = None) -> State:
+        """The state that a client predicts with; one that has not taken part yet starts from the shared model."""
+        member = seed_index * self.num_clients + client
+        state = pick(self.population.get([member], self._fresh_client), 0)
+        if not self.method.adapts:
+            return state
+        train = self.batch_of(self.train_sets[client])
+        seed = key(self.seeds[seed_index], Purpose.ADAPTATION, self.round, client)
+        data = Adaptation(train, int(self.batch_sizes[client]), self.shards.num_classes, seed, test)
+        return self.method.adapt(self.model, state, self._received(client, seed_index), data)
+
+    def _fresh_client(self, member: int) -> State:
+        """The state of a client that is met for the first time."""
+        s, i = divmod(member, self.num_clients)
+        return self.method.enrol(self._received(i, s))
+
+    def _received(self, client: int, seed_index: int) -> State:
+        return pick(self.method.download(self.servers[seed_index], torch.tensor([client])), 0)
+
+    def _views(self, seeds: Sequence[int], clients: Sequence[int], states: State) -> dict[str, State]:
+        """The method's further personal models, with a leading member axis."""
+        received = concat([self.method.download(self.servers[s], torch.tensor(clients)) for s in seeds])
+        views: dict[str, State] = torch.func.vmap(self.method.views)(states, received)
+        return views
+
+    @cached_property
+    def _label_priors(self) -> Tensor:
+        counts = torch.stack([self._count_labels(rows) for rows in self.shards.train])
+        return log_label_prior(counts.to(self.device, self.dtype))
+
+    def _count_labels(self, indices: Tensor) -> Tensor:
+        classes = self.shards.num_classes
+        return torch.bincount(self.shards.y[indices], minlength=classes) if classes else torch.empty(0)
+
+    def batch_of(self, indices: Tensor) -> Batch:
+        """All these examples (..., n) as one batch."""
+        rows = indices.to(self.device)
+        weight = torch.ones(rows.shape, dtype=self.dtype, device=self.device)
+        x, y = (pool.index_select(0, rows.flatten()).view(*rows.shape, *pool.shape[1:]) for pool in (self.x, self.y))
+        return Batch(x, y, weight)
+
+    def _to_device(self, values: Tensor) -> Tensor:
+        return values.to(self.device, self.dtype if values.is_floating_point() else None)
+
+    def _outputs(
+        self,
+        which: Which,
+        seeds: Sequence[int],
+        clients: Sequence[int],
+        x: Tensor,
+        ways: Ways,
+        states: State,
+        draws: int | None,
+    ) -> Tensor:
+        """Outputs (S * c, K, n, ...) at x (c, n, ...) of states stacked over members, or over seeds if shared:
+        the first `draws` of ways.samples, or the mean network."""
+        dense: tuple[Dense, ...] = ()
+        noise: tuple[Tensor, ...] = ()
+        if draws is not None and self.method.stochastic:
+            if ways.sampling == "activations" and self.method.gaussian:
+                dense = dense_layers(self.model.net, self.model.inputs(x[0, :1], self.dtype), self.dtype)
+            drawn = self._noise(which, seeds, clients, x.shape[1], ways.samples, dense)
+            noise = tuple(each[:, :draws] for each in drawn)
+        own = which == "personal"
+        # The shared model has all clients' examples as one long batch, the same for every seed.
+        x_of_models = concat([x] * len(seeds)) if own else x.flatten(0, 1)
+        axes = (0, 0 if own else None, *(0 for _ in noise))
+        count = len(seeds) * (len(clients) if own else 1)
+        predict = partial(self._one_model, which, dense)
+        parts = []
+        for rows in _slices(x_of_models.shape[1 if own else 0], max(1, self._rows_at_once // count)):
+            units = [each[:, :, rows] for each in noise[1:]]
+            arguments = (states, x_of_models[:, rows] if own else x_of_models[rows], *noise[:1], *units)
+            if count == 1:  # not every method can be mapped
+                alone = [pick(each, 0) if axis == 0 else each for each, axis in zip(arguments, axes, strict=True)]
+                parts.append(predict(*alone)[None])
+            else:
+                parts.append(torch.func.vmap(predict, in_dims=axes)(*arguments))
+        outputs = torch.cat(parts, dim=2)
+        if own:
+            return outputs
+        return outputs.view(*outputs.shape[:2], *x.shape[:2], *outputs.shape[3:]).transpose(1, 2).flatten(0, 1)
+
+    def _one_model(self, which: Which, dense: tuple[Dense, ...], state: State, x: Tensor, *noise: Tensor) -> Tensor:
+        """Outputs (K, n, ...) of one model at x (n, ...); without noise, of its mean network."""
+        own = which == "personal"
+        if dense:
+            mean, deviation = self.method.personal_weights(state) if own else self.method.shared_weights(state)
+            return drawn_outputs(self.model.net, dense, mean, deviation, self.model.inputs(x, self.dtype), *noise)
+        predict = self.method.predict_personal if own else self.method.predict_shared
+        return predict(self.model, state, x, noise[0] if noise else None)
+
+    def _noise(
+        self,
+        which: Which,
+        seeds: Sequence[int],
+        clients: Sequence[int],
+        size: int,
+        samples: int,
+        dense: Sequence[Dense],
+    ) -> tuple[Tensor, ...]:
+        """Noise (models, K, W) of the weights and, if there are dense layers to be drawn, (models, K, n, U) of them.
+
+        A client's model has draws of its own; those of the shared model's weights are the same for all clients.
+        """
+        purpose = Purpose.PERSONAL_PREDICTION if which == "personal" else Purpose.SHARED_PREDICTION
+        names = [(self.seeds[s], i) for s in seeds for i in clients]
+        if which == "personal":
+            keys = [key(seed, purpose, self.round, i) for seed, i in names]
+        else:
+            keys = [key(self.seeds[s], purpose, self.round) for s in seeds]
+        weights = normals((samples, num_drawn_weights(self.model.net, dense)), keys, self.dtype, self.device)
+        if not dense:
+            return (weights,)
+        width = sum(layer.units for layer in dense)
+        keys = [key(seed, purpose, self.round, i, 0) for seed, i in names]
+        units = normals((samples, size, width), keys, self.dtype, self.device)
+        if which == "shared":
+            units = units.view(len(seeds), len(clients), *units.shape[1:]).transpose(1, 2).flatten(2, 3)
+        return weights, units
+
+
+def _slices(length: int, step: int) -> list[slice]:
+    return [slice(start, start + step) for start in range(0, length, step)]
