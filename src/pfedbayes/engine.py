@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -19,9 +20,9 @@ from pfedbayes.metrics import METRICS, log_average, log_label_prior, scores
 from pfedbayes.nets import Batch, Init, Model
 from pfedbayes.optim import Adam, Momentum, adam, adam_init, momentum, momentum_init
 from pfedbayes.plan import Plan, choose_plan
-from pfedbayes.population import Population
+from pfedbayes.population import HOST, InFile, InMemory, Population, choose_resting
 from pfedbayes.streams import Purpose, choose, fill_normal, key, normal
-from pfedbayes.trees import concat, fill, finite_rows, named_leaves, pick, stack
+from pfedbayes.trees import concat, fill, finite_rows, leaves, named_leaves, pick, stack
 
 Which = Literal["personal", "shared"]
 MODELS: tuple[Which, ...] = ("personal", "shared")
@@ -104,6 +105,7 @@ class Federation:
     """Clients, server and data of one experiment, for one or more seeds at once.
 
     Seeds are a batch dimension: member k = s * num_clients + i is client i of the federation with seed seeds[s].
+    clients_file: where clients rest if the plan lets them rest in a file; one without a name if not given.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class Federation:
         seeds: Sequence[int] | None = None,
         init: Init | None = None,
         plan: Plan | None = None,
+        clients_file: Path | None = None,
     ) -> None:
         self.shards, self.model, self.method = shards, model, method
         self.training = training or Training()
@@ -159,8 +162,9 @@ class Federation:
             for server in self.servers
             if self.training.server_optimizer != "none"
         ]
-        self.population = Population()
         self.cursors = np.zeros(len(self.seeds) * self.num_clients, dtype=np.int64)
+        self._clients_file = clients_file
+        self.population = self._settle()
 
     def _count_labels(self, indices: Tensor) -> Tensor:
         classes = self.shards.num_classes
@@ -168,6 +172,18 @@ class Federation:
 
     def _to_device(self, values: Tensor) -> Tensor:
         return values.to(self.device, self.dtype if values.is_floating_point() else None)
+
+    def _settle(self) -> Population:
+        """An empty population, where the plan wants it or, if it leaves that open, where it fits."""
+        template = self._fresh_client(0)
+        if self.plan.resting is None:
+            all_train = self.train == "all" or self.participants == self.num_clients
+            size = sum(leaf.nbytes for leaf in leaves(template))
+            self.plan = replace(self.plan, resting=choose_resting(size, len(self.cursors), all_train, self.device))
+        if self.plan.resting == "file":
+            return InFile(template, self.device, self._clients_file)
+        rest = self.device if self.plan.resting == "device" else HOST
+        return InMemory(len(self.cursors), self.device, rest)
 
     # Training
 
@@ -359,15 +375,20 @@ class Federation:
         return [which for which in MODELS if getattr(self.method, which)]
 
     def evaluate(
-        self, samples: int = 10, split: Literal["test", "validation"] = "test", label_prior: bool = False
+        self,
+        samples: int = 10,
+        split: Literal["test", "validation"] = "test",
+        label_prior: bool = False,
+        clients: int | None = None,
     ) -> dict[str, Any]:
-        """Scores of every model on every client's own data: {model: {estimator: {metric: [seed][client]}}}.
+        """Scores of every model on every client's own data: {model: {estimator: {metric: [seed][client]}}}; with
+        `clients` on those of so many clients, see `evaluation_sets`, and NaN for the others.
 
         Estimators: "one" weight draw, "mc10" (the average of ten draws) and the "mean" network; a method's further
         `views`; and each of them again with the client's label prior.
         """
         metrics = METRICS[self.model.likelihood.task]
-        sets = getattr(self.shards, split)
+        sets = self.evaluation_sets(split, clients)
         result: dict[str, Any] = dict.fromkeys(MODELS)
         for which in self.models():
             table: dict[str, Tensor] = {}
@@ -382,6 +403,17 @@ class Federation:
                         table.setdefault(name, blank)[:, s, i] = scored
             result[which] = {name: dict(zip(metrics, values.tolist(), strict=True)) for name, values in table.items()}
         return result
+
+    def evaluation_sets(self, split: Literal["test", "validation"], clients: int | None = None) -> list[Tensor]:
+        """The examples on which each client is scored: with `clients`, none but for so many that have any, drawn once
+        for a seed."""
+        sets = list(getattr(self.shards, split))
+        able = np.array([i for i, indices in enumerate(sets) if len(indices)], dtype=np.int64)
+        if clients is None or clients >= len(able):
+            return sets
+        # Training draws for rounds 1, 2, ...: round 0 is free.
+        drawn = set(able[choose(self.seeds[0], 0, len(able), clients)].tolist())
+        return [indices if i in drawn else indices[:0] for i, indices in enumerate(sets)]
 
     def estimates(
         self, which: Which, client: int, test: Batch, samples: int, seed_index: int = 0, label_prior: bool = False
@@ -410,43 +442,58 @@ class Federation:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that training has changed, by name."""
+        return self._changed() | self.population.tensors()
+
+    def checkpoint(self, clients_file: Path) -> dict[str, Tensor]:
+        """As `tensors`, but the states of clients that rest in a file are at `clients_file`, forced to disk, and
+        only the table of their rows is given back. Call `population.saved()` once that is written."""
+        return self._changed() | self.population.checkpoint(clients_file)
+
+    def _changed(self) -> dict[str, Tensor]:
+        """What training has changed but for the clients' states."""
         named: dict[str, Tensor] = {
             "cursors": torch.from_numpy(self.cursors),
-            "enrolled": torch.tensor(list(self.population.row), dtype=torch.int64),
+            "enrolled": torch.tensor(self.population.met, dtype=torch.int64),
         }
         for s, server in enumerate(self.servers):
             named.update(named_leaves(server, f"server.{s}"))
         for s, optimizer in enumerate(self._server_optimizers):
             named.update(named_leaves(optimizer, f"server_optimizer.{s}"))
-        if self.population.states is not None:
-            named.update(named_leaves(self.population.states, "clients"))
         # Copies, since training goes on in place.
         return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in named.items()}
 
-    def restore(self, tensors: dict[str, Tensor], round: int) -> None:
-        """Continue from `tensors()` of a federation with the same settings after `round` rounds."""
-        # Fresh copies: memory straight from a file may be aligned otherwise, and kernels round accordingly.
-        tensors = {name: tensor.clone().to(self.device) for name, tensor in tensors.items()}
+    def restore(self, tensors: dict[str, Tensor], round: int, clients_file: Path | None = None) -> None:
+        """Continue from `tensors()`, or from `checkpoint(clients_file)`, of a federation with the same settings after
+        `round` rounds."""
         template = self._fresh_client(0)
         self._refuse_foreign(tensors, template)
-        self.servers = [fill(server, tensors, f"server.{s}") for s, server in enumerate(self.servers)]
+        # Fresh copies: memory straight from a file may be aligned otherwise, and kernels round accordingly.
+        copies = {name: tensor.clone() for name, tensor in tensors.items()}
+        members = copies["enrolled"].tolist()
+        self.population.close()
+        self.population = self._settle()
+        if "rows" in copies:
+            if not isinstance(self.population, InFile):
+                raise UserError("the saved clients rest in a file: set execution.resting=file")
+            self.population.restore(members, copies, clients_file)
+        elif members:
+            self.population.put(members, fill(template, copies, "clients"))
+        on_device = {name: copy.to(self.device) for name, copy in copies.items() if name.startswith("server")}
+        self.servers = [fill(server, on_device, f"server.{s}") for s, server in enumerate(self.servers)]
         self._server_optimizers = [
-            fill(optimizer, tensors, f"server_optimizer.{s}") for s, optimizer in enumerate(self._server_optimizers)
+            fill(optimizer, on_device, f"server_optimizer.{s}") for s, optimizer in enumerate(self._server_optimizers)
         ]
-        self.population = Population()
-        if members := tensors["enrolled"].tolist():
-            self.population.put(members, fill(template, tensors, "clients"))
-        self.cursors = tensors["cursors"].cpu().numpy()
+        self.cursors = copies["cursors"].cpu().numpy()
         self.round = round
 
     def _refuse_foreign(self, tensors: dict[str, Tensor], client: State) -> None:
         """Refuse a state of another experiment before any of it is taken."""
-        known = self.tensors() | dict(named_leaves(client, "clients"))
+        known = self._changed() | dict(named_leaves(client, "clients"))
         for name, expected in known.items():
             found = tensors.get(name)
             if found is None:
-                if name.startswith("clients") and not tensors["enrolled"].numel():
-                    continue  # saved before the first round
+                if name.startswith("clients") and ("rows" in tensors or not tensors["enrolled"].numel()):
+                    continue  # they are in a file of their own, or it was saved before the first round
             elif name == "enrolled" or (name.startswith("server.") and not self.method.averages):
                 continue  # its length changes as the run goes on
             elif found.dtype == expected.dtype and found.shape[name.startswith("clients") :] == expected.shape:

@@ -19,6 +19,7 @@ from pfedbayes.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.methods import METHODS, Method
 from pfedbayes.nets import Init, Model, Net, WithNoise, mlp, vgg
 from pfedbayes.plan import Plan, choose_plan
+from pfedbayes.population import Resting
 
 
 @dataclass(frozen=True)
@@ -46,28 +47,33 @@ class NetConfig:
 @dataclass(frozen=True)
 class Evaluation:
     """samples: weight draws averaged in a prediction; split: the data on which models are scored; label_prior: score
-    every model also with the client's own label frequencies added to what it says, as a column of its own.
+    every model also with the client's own label frequencies added to what it says, as a column of its own; clients:
+    score only so many of them, drawn once (all if not given).
     """
 
     samples: int = 10
     label_prior: bool = False
     split: Literal["test", "validation"] = "test"
+    clients: int | None = None
 
     def __post_init__(self) -> None:
         if self.samples < 1:
             raise ValueError(f"samples must be at least 1, got {self.samples}")
+        if self.clients is not None and self.clients < 1:
+            raise ValueError(f"clients must be at least 1, got {self.clients}")
 
 
 @dataclass(frozen=True)
 class Execution:
     """How to run it; chosen to fit where not given, recorded in the run folder, without effect on the results beyond
-    rounding: see `Plan`. checkpoint_seconds: the state is saved about so often.
+    rounding: see `Plan`. checkpoint_seconds: the state is saved about so often, less often where saving takes long.
     """
 
     over: Literal["vmap", "loop"] | None = None
     chunk: int | None = None
     threads: int | None = None
     dtype: Literal["float32", "float64"] = "float32"
+    resting: Resting | None = None
     checkpoint_seconds: float = 20.0
 
     def __post_init__(self) -> None:
@@ -188,6 +194,7 @@ def build_federation(
     plan: Plan | None = None,
     device: str = "auto",
     model: Model | None = None,
+    clients_file: Path | None = None,
 ) -> Federation:
     """A federation at round 0; the model is the experiment's unless another is given."""
     model = model or build_model(experiment.net, shards, experiment.method)
@@ -195,6 +202,12 @@ def build_federation(
         plan = choose_plan(model, experiment.method, device, experiment.execution.dtype)
         wanted = experiment.execution
         plan = dataclasses.replace(
-            plan, over=wanted.over or plan.over, chunk=wanted.chunk, threads=wanted.threads or plan.threads
+            plan,
+            over=wanted.over or plan.over,
+            chunk=wanted.chunk,
+            threads=wanted.threads or plan.threads,
+            resting=wanted.resting,
         )
-    return Federation(shards, model, experiment.method, experiment.training, seeds, experiment.net.init, plan)
+    return Federation(
+        shards, model, experiment.method, experiment.training, seeds, experiment.net.init, plan, clients_file
+    )

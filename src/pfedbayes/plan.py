@@ -17,6 +17,7 @@ class Plan:
     """How a run is executed. Results agree to rounding across plans and to the last bit within one.
 
     over: clients trained together ("vmap") or one after another ("loop"); chunk: at most so many together.
+    resting: where the states of clients lie between rounds; the federation decides if it is None.
     """
 
     device: str = "cpu"
@@ -24,6 +25,7 @@ class Plan:
     chunk: int | None = None
     threads: int | None = None
     dtype: Literal["float32", "float64"] = "float32"
+    resting: Literal["device", "host", "file"] | None = None
 
     def activate(self) -> None:
         """Set torch's global switches: threads, and on a GPU the deterministic full-precision kernels."""
