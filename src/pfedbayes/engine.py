@@ -176,10 +176,12 @@ class Federation:
     def _settle(self) -> Population:
         """An empty population, where the plan wants it or, if it leaves that open, where it fits."""
         template = self._fresh_client(0)
+        self.client_bytes = sum(leaf.nbytes for leaf in leaves(template))
+        self.training_at_once = len(self.seeds) * (self.num_clients if self.train == "all" else self.participants)
         if self.plan.resting is None:
-            all_train = self.train == "all" or self.participants == self.num_clients
-            size = sum(leaf.nbytes for leaf in leaves(template))
-            self.plan = replace(self.plan, resting=choose_resting(size, len(self.cursors), all_train, self.device))
+            members = len(self.cursors)
+            resting = choose_resting(self.client_bytes, members, self.training_at_once == members, self.device)
+            self.plan = replace(self.plan, resting=resting)
         if self.plan.resting == "file":
             return InFile(template, self.device, self._clients_file)
         rest = self.device if self.plan.resting == "device" else HOST

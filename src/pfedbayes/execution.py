@@ -23,6 +23,7 @@ from pfedbayes.experiment import Evaluation, Experiment, build_federation, from_
 from pfedbayes.metrics import BINS, entropy, log_average, mutual_information, reliability
 from pfedbayes.nets import Model
 from pfedbayes.plan import Plan, choose_device
+from pfedbayes.trees import leaves
 
 CHECKPOINT_SHARE = 0.1  # of the time, at most, goes into checkpoints
 
@@ -341,7 +342,8 @@ def load(
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run will take, extrapolated from one round and one evaluation of it."""
+    """What a run will take, extrapolated from one round and one evaluation of it; bytes of memory, and bytes of the
+    file in which clients rest."""
 
     plan: Plan
     seconds_per_round: float
@@ -349,6 +351,7 @@ class Cost:
     evaluations: int
     seconds: float
     bytes: int
+    file_bytes: int
 
 
 def estimate(experiment: Experiment, seeds: Sequence[int], device: str = "auto", data_dir: Path | None = None) -> Cost:
@@ -363,15 +366,20 @@ def estimate(experiment: Experiment, seeds: Sequence[int], device: str = "auto",
     per_evaluation = clock.seconds() - per_round
     rounds = experiment.training.rounds
     evaluations = sum(experiment.training.evaluates(round) for round in range(1, rounds + 1))
-    held = sum(tensor.nbytes for tensor in federation.tensors().values())
-    noise = math.prod(experiment.method.noise_shape(federation.model.net.num_params) or (0,)) * 4
     # While a round is under way the old and the new states are both there, beside the gradients of the models.
-    working = 3 * held + len(seeds) * federation.num_clients * noise
+    servers = sum(leaf.nbytes for leaf in leaves(tuple(federation.servers)))
+    noise = math.prod(experiment.method.noise_shape(federation.model.net.num_params) or (0,)) * 4
+    at_once = federation.training_at_once
+    working = 3 * (servers + at_once * federation.client_bytes) + at_once * noise
+    members = len(seeds) * federation.num_clients
+    resting = min(members, rounds * at_once) * federation.client_bytes if at_once < members else 0
+    in_file = federation.plan.resting == "file"
     return Cost(
         federation.plan,
         per_round,
         per_evaluation,
         evaluations,
         rounds * per_round + evaluations * per_evaluation,
-        federation.x.nbytes + federation.y.nbytes + working,
+        federation.x.nbytes + federation.y.nbytes + working + (0 if in_file else resting),
+        resting if in_file else 0,
     )
