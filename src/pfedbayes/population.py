@@ -196,13 +196,13 @@ class InFile(Population):
         own = self._open()
         columns = [_bytes(leaf.cpu()) for leaf in leaves(states)]
         missing = max(0, len(clients) - len(self._free))
-        self._free.extend(reversed(range(self._end, self._end + missing)))
+        self._free.extend(range(self._end, self._end + missing))
         self._end += missing
-        taken = self._free[len(self._free) - len(clients) :]
+        taken = self._free[: len(clients)]
         with self._refusals("write"):
             for n, row in enumerate(taken):
                 self._move(os.pwritev, own, row, [column[n].numpy().data for column in columns])
-        del self._free[len(self._free) - len(clients) :]
+        del self._free[: len(clients)]
         for client, row in zip(clients, taken, strict=True):
             before = self._place.get(client)
             self._place[client] = own, row
@@ -280,7 +280,7 @@ class InFile(Population):
         if descriptor == self._own:
             self._end = length // self._row_bytes if self._row_bytes else 0
             self._saved = set(rows)
-            self._free = [row for row in reversed(range(self._end)) if row not in self._saved]
+            self._free = [row for row in range(self._end) if row not in self._saved]
 
     def saved(self) -> None:
         before, self._saved = self._saved, {row for file, row in self._place.values() if file == self._own}
