@@ -357,7 +357,7 @@ def _clients_figure(run: Run, name: str) -> Figure:
         svg = charts.dot_chart(title, series, groups, value_label=_axis(name), description=description)
         caption = "Point at a dot for its client and value."
         if len(groups) < len(info["clients"]):
-            caption += f" Shown: {len(groups)} of {len(info['clients']):,} clients, evenly spaced from worst to best."
+            caption += f" Shown: {len(groups)} of {len(info['clients']):,} clients, evenly spaced in that order."
         return Figure(title, svg, caption)
     end = 100 if metric.unit == "%" else None
     svg = charts.bar_chart(title, series, groups, value_label=_axis(name), description=description, end=end)
