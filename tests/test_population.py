@@ -42,12 +42,12 @@ def state(number: int) -> Kept:
     return Kept(torch.full((2, 3), number + 0.5), torch.tensor(number), torch.tensor([number % 2 == 0]))
 
 
-def fresh(client: int) -> Kept:
-    return state(-client)
-
-
 def states(numbers: list[int]) -> Kept:
     return stack([state(number) for number in numbers])
+
+
+def fresh(clients: list[int]) -> Kept:
+    return states([-client for client in clients])
 
 
 def in_file(path: Path | None = None) -> InFile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from pfedbayes.optim import Adam, Momentum, adam, adam_init, momentum, momentum_
 from pfedbayes.plan import Plan, choose_plan
 from pfedbayes.population import HOST, InFile, InMemory, Population, choose_resting
 from pfedbayes.streams import Purpose, choose, fill_normal, key, normal
-from pfedbayes.trees import concat, fill, finite_rows, leaves, named_leaves, pick, stack
+from pfedbayes.trees import concat, fill, finite_rows, leaves, named_leaves, pick, stack, tree_map
 
 Which = Literal["personal", "shared"]
 MODELS: tuple[Which, ...] = ("personal", "shared")
@@ -175,7 +176,7 @@ class Federation:
 
     def _settle(self) -> Population:
         """An empty population, where the plan wants it or, if it leaves that open, where it fits."""
-        template = self._fresh_client(0)
+        template = pick(self._fresh_clients([0]), 0)
         self.client_bytes = sum(leaf.nbytes for leaf in leaves(template))
         self.training_at_once = len(self.seeds) * (self.num_clients if self.train == "all" else self.participants)
         if self.plan.resting is None:
@@ -208,7 +209,7 @@ class Federation:
                 for server, ids in zip(self.servers, trained, strict=True)
             ]
         )
-        states = self.population.get(members, self._fresh_client)
+        states = self.population.get(members, self._fresh_clients)
         clients, uploads = self._train(members, states, received, round)
         self._refuse_nonfinite(members, clients, uploads, round)
 
@@ -240,10 +241,14 @@ class Federation:
             optimizers.append(new)
         return servers, optimizers
 
-    def _fresh_client(self, member: int) -> State:
-        """The state of a client that is met for the first time."""
-        s, i = divmod(member, self.num_clients)
-        return self.method.enrol(self._received(i, s))
+    def _fresh_clients(self, members: Sequence[int]) -> State:
+        """The stacked states of clients that are met for the first time."""
+        parts = []
+        for s, own in groupby(members, lambda member: member // self.num_clients):
+            received = self.method.download(self.servers[s], torch.from_numpy(self._client(list(own))))
+            parts.append(torch.func.vmap(self.method.enrol)(received))
+        # What all have in common is one piece of memory until here.
+        return tree_map(torch.Tensor.contiguous, concat(parts))
 
     def _train(self, members: list[int], clients: State, received: State, round: int) -> tuple[State, State]:
         """client_round over these members, in chunks that fit the memory."""
@@ -336,7 +341,7 @@ class Federation:
     def personal_state(self, client: int, seed_index: int = 0, test: Batch | None = None) -> State:
         """The state that a client predicts with; one that has not taken part yet starts from the shared model."""
         member = seed_index * self.num_clients + client
-        state = pick(self.population.get([member], self._fresh_client), 0)
+        state = pick(self.population.get([member], self._fresh_clients), 0)
         if not self.method.adapts:
             return state
         train = self.batch_of(self.train_sets[client])
@@ -467,7 +472,7 @@ class Federation:
     def restore(self, tensors: dict[str, Tensor], round: int, clients_file: Path | None = None) -> None:
         """Continue from `tensors()`, or from `checkpoint(clients_file)`, of a federation with the same settings after
         `round` rounds."""
-        template = self._fresh_client(0)
+        template = pick(self._fresh_clients([0]), 0)
         self._refuse_foreign(tensors, template)
         # Fresh copies: memory straight from a file may be aligned otherwise, and kernels round accordingly.
         copies = {name: tensor.clone() for name, tensor in tensors.items()}

@@ -37,15 +37,17 @@ class Population(ABC):
     def met(self) -> list[int]:
         """The clients that have a state, in the order in which they were first met."""
 
-    def get(self, clients: Sequence[int], fresh: Callable[[int], State]) -> State:
-        """Stacked states of these clients, on the device; one that was not met before has a fresh one."""
+    def get(self, clients: Sequence[int], fresh: Callable[[Sequence[int]], State]) -> State:
+        """Stacked states of these clients, on the device; those that were not met before have fresh ones."""
         known = [client for client in clients if self._has(client)]
         if len(known) == len(clients):
             return self._read(known)
+        new = [client for client in clients if not self._has(client)]
+        enrolled = fresh(new)
         if not known:
-            return stack([fresh(client) for client in clients])
-        kept, row = self._read(known), {client: n for n, client in enumerate(known)}
-        return stack([pick(kept, row[client]) if client in row else fresh(client) for client in clients])
+            return enrolled
+        kept, row = self._read(known), {client: n for part in (known, new) for n, client in enumerate(part)}
+        return stack([pick(kept if self._has(client) else enrolled, row[client]) for client in clients])
 
     @abstractmethod
     def put(self, clients: Sequence[int], states: State) -> None:
