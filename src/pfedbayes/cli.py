@@ -364,4 +364,5 @@ def _print_estimate(setup: Experiment, seeds: list[int], device: str, data_dir: 
         f"time: about {cost.seconds:.0f} s ({cost.seconds_per_round:.2f} s a round, "
         f"{cost.evaluations} evaluations of {cost.seconds_per_evaluation:.2f} s)\n"
         f"memory: about {cost.bytes / 1e9:.1f} GB for data and states"
+        + (f"\ndisk: about {cost.file_bytes / 1e9:.1f} GB for resting clients" if cost.file_bytes else "")
     )

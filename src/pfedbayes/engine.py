@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,10 +19,10 @@ from pfedbayes.methods.base import Method, Shard, State
 from pfedbayes.nets import Init, Model
 from pfedbayes.optim import Adam, Momentum, adam, adam_init, momentum, momentum_init
 from pfedbayes.plan import Plan, choose_plan
-from pfedbayes.population import Population
+from pfedbayes.population import HOST, InFile, InMemory, Population, choose_resting
 from pfedbayes.prediction import Prediction
 from pfedbayes.streams import Purpose, choose, key, keys
-from pfedbayes.trees import concat, fill, named_leaves, pick, tree_map
+from pfedbayes.trees import concat, fill, leaves, named_leaves, pick, tree_map
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class Federation(Prediction):
     """Clients, server and data of one experiment, for one or more seeds at once.
 
     Seeds are a batch dimension: member k = s * num_clients + i is client i of the federation with seed seeds[s].
+    clients_file: where clients rest if the plan lets them rest in a file; one without a name if not given.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class Federation(Prediction):
         seeds: Sequence[int] | None = None,
         init: Init | None = None,
         plan: Plan | None = None,
+        clients_file: Path | None = None,
     ) -> None:
         self.shards, self.model, self.method = shards, model, method
         self.training = training or Training()
@@ -166,10 +169,25 @@ class Federation(Prediction):
             for server in self.servers
             if self.training.server_optimizer != "none"
         ]
-        self.population = Population()
         self._pending: list[Pending] = []
         self._failed: Tensor | None = None
         self.cursors = np.zeros(len(self.seeds) * self.num_clients, dtype=np.int64)
+        self._clients_file = clients_file
+        self.population = self._settle()
+
+    def _settle(self) -> Population:
+        """An empty population, where the plan wants it or, if it leaves that open, where it fits."""
+        template = pick(self._fresh_clients([0]), 0)
+        self.client_bytes = sum(leaf.nbytes for leaf in leaves(template))
+        self.training_at_once = len(self.seeds) * (self.num_clients if self.train == "all" else self.participants)
+        if self.plan.resting is None:
+            members = len(self.cursors)
+            resting = choose_resting(self.client_bytes, members, self.training_at_once == members, self.device)
+            self.plan = replace(self.plan, resting=resting)
+        if self.plan.resting == "file":
+            return InFile(template, self.device, self._clients_file)
+        rest = self.device if self.plan.resting == "device" else HOST
+        return InMemory(len(self.cursors), self.device, rest)
 
     # Training
 
@@ -195,7 +213,7 @@ class Federation(Prediction):
                 for server, ids in zip(self.servers, trained, strict=True)
             ]
         )
-        before = self.population.get(members, self._fresh_client)
+        before = self.population.get(members, self._fresh_clients)
         clients, uploads, finite = self._train(members, rows, names, before, received)
         if not self.plan.graph and not bool(finite.all()):
             raise self._diverged(round, members[int(finite.int().argmin())])
@@ -344,43 +362,58 @@ class Federation(Prediction):
     def tensors(self) -> dict[str, Tensor]:
         """Everything that training has changed, by name."""
         self.confirm()
+        return self._changed() | self.population.tensors()
+
+    def checkpoint(self, clients_file: Path) -> dict[str, Tensor]:
+        """As `tensors`, but the states of clients that rest in a file are at `clients_file`, forced to disk, and
+        only the table of their rows is given back. Call `population.saved()` once that is written."""
+        return self._changed() | self.population.checkpoint(clients_file)
+
+    def _changed(self) -> dict[str, Tensor]:
+        """What training has changed but for the clients' states."""
         named: dict[str, Tensor] = {
             "cursors": torch.from_numpy(self.cursors),
-            "enrolled": torch.tensor(list(self.population.row), dtype=torch.int64),
+            "enrolled": torch.tensor(self.population.met, dtype=torch.int64),
         }
         for s, server in enumerate(self.servers):
             named.update(named_leaves(server, f"server.{s}"))
         for s, optimizer in enumerate(self._server_optimizers):
             named.update(named_leaves(optimizer, f"server_optimizer.{s}"))
-        if self.population.states is not None:
-            named.update(named_leaves(self.population.states, "clients"))
         # Copies, since training goes on in place.
         return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in named.items()}
 
-    def restore(self, tensors: dict[str, Tensor], round: int) -> None:
-        """Continue from `tensors()` of a federation with the same settings after `round` rounds."""
-        # Fresh copies: memory straight from a file may be aligned otherwise, and kernels round accordingly.
-        tensors = {name: tensor.clone().to(self.device) for name, tensor in tensors.items()}
-        template = self._fresh_client(0)
+    def restore(self, tensors: dict[str, Tensor], round: int, clients_file: Path | None = None) -> None:
+        """Continue from `tensors()`, or from `checkpoint(clients_file)`, of a federation with the same settings after
+        `round` rounds."""
+        template = pick(self._fresh_clients([0]), 0)
         self._refuse_foreign(tensors, template)
-        self.servers = [fill(server, tensors, f"server.{s}") for s, server in enumerate(self.servers)]
+        # Fresh copies: memory straight from a file may be aligned otherwise, and kernels round accordingly.
+        copies = {name: tensor.clone() for name, tensor in tensors.items()}
+        members = copies["enrolled"].tolist()
+        self.population.close()
+        self.population = self._settle()
+        if "rows" in copies:
+            if not isinstance(self.population, InFile):
+                raise UserError("the saved clients rest in a file: set execution.resting=file")
+            self.population.restore(members, copies, clients_file)
+        elif members:
+            self.population.put(members, fill(template, copies, "clients"))
+        on_device = {name: copy.to(self.device) for name, copy in copies.items() if name.startswith("server")}
+        self.servers = [fill(server, on_device, f"server.{s}") for s, server in enumerate(self.servers)]
         self._server_optimizers = [
-            fill(optimizer, tensors, f"server_optimizer.{s}") for s, optimizer in enumerate(self._server_optimizers)
+            fill(optimizer, on_device, f"server_optimizer.{s}") for s, optimizer in enumerate(self._server_optimizers)
         ]
-        self.population = Population()
-        if members := tensors["enrolled"].tolist():
-            self.population.put(members, fill(template, tensors, "clients"))
-        self.cursors = tensors["cursors"].cpu().numpy()
+        self.cursors = copies["cursors"].cpu().numpy()
         self.round = round
 
     def _refuse_foreign(self, tensors: dict[str, Tensor], client: State) -> None:
         """Refuse a state of another experiment before any of it is taken."""
-        known = self.tensors() | dict(named_leaves(client, "clients"))
+        known = self._changed() | dict(named_leaves(client, "clients"))
         for name, expected in known.items():
             found = tensors.get(name)
             if found is None:
-                if name.startswith("clients") and not tensors["enrolled"].numel():
-                    continue  # saved before the first round
+                if name.startswith("clients") and ("rows" in tensors or not tensors["enrolled"].numel()):
+                    continue  # they are in a file of their own, or it was saved before the first round
             elif name == "enrolled" or (name.startswith("server.") and not self.method.averages):
                 continue  # its length changes as the run goes on
             elif found.dtype == expected.dtype and found.shape[name.startswith("clients") :] == expected.shape:

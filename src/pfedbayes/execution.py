@@ -19,11 +19,14 @@ from pfedbayes.config import to_toml
 from pfedbayes.data import Shards, load_shards
 from pfedbayes.engine import Federation
 from pfedbayes.errors import Diverged, UserError
-from pfedbayes.experiment import Experiment, build_federation, from_sections, method_name
+from pfedbayes.experiment import Evaluation, Experiment, build_federation, from_sections, method_name
 from pfedbayes.metrics import BINS, entropy, log_average, mutual_information, reliability
 from pfedbayes.nets import Model
 from pfedbayes.plan import Plan, choose_device
 from pfedbayes.prediction import MODELS, Ways
+from pfedbayes.trees import leaves
+
+CHECKPOINT_SHARE = 0.1  # of the time, at most, goes into checkpoints
 
 
 @dataclass(frozen=True)
@@ -69,38 +72,53 @@ def _execute(
     digest = experiment.digest(seeds)
     plan, checkpoint = _previous(writer.folder, digest, resume)
     shards = load_shards(experiment.data, data_dir, on_download)
-    federation = build_federation(experiment, shards, seeds, plan, device)
-    if checkpoint:
-        if checkpoint.round > experiment.training.rounds:
-            raise UserError(f"{writer.folder} is already at round {checkpoint.round}: raise training.rounds to go on")
-        federation.restore(checkpoint.tensors, checkpoint.round)
-    clock = runs.Clock(checkpoint.seconds if checkpoint else 0.0)
-    writer.write(runs.CONFIG, to_toml(experiment.sections()))
-    if plan is None:
-        plan = federation.plan
-        writer.write(runs.INFO, json.dumps(_describe(federation, experiment.evaluation.split, digest), indent=1) + "\n")
-    writer.truncate_log(checkpoint.log_bytes if checkpoint else 0)
-    (writer.folder / runs.SUMMARY).unlink(missing_ok=True)
+    clients_file = writer.folder / runs.CLIENTS
+    federation = build_federation(experiment, shards, seeds, plan, device, clients_file=clients_file)
+    try:
+        if checkpoint:
+            if checkpoint.round > experiment.training.rounds:
+                raise UserError(
+                    f"{writer.folder} is already at round {checkpoint.round}: raise training.rounds to go on"
+                )
+            federation.restore(checkpoint.tensors, checkpoint.round, clients_file)
+        writer.write(runs.CONFIG, to_toml(experiment.sections()))
+        if plan is None:
+            info = _describe(federation, experiment.evaluation, digest)
+            writer.write(runs.INFO, json.dumps(info, indent=1) + "\n")
+        writer.truncate_log(checkpoint.log_bytes if checkpoint else 0)
+        (writer.folder / runs.SUMMARY).unlink(missing_ok=True)
+        yield from _train(
+            writer, experiment, federation, plan or federation.plan, checkpoint.seconds if checkpoint else 0
+        )
+    finally:
+        federation.population.close()
 
-    saved = clock.seconds()
+
+def _train(
+    writer: runs.Writer, experiment: Experiment, federation: Federation, plan: Plan, seconds: float
+) -> Generator[Progress]:
+    """Train to the end, with the recorded plan and after so many seconds of work."""
+    clock = runs.Clock(seconds)
+    scored = _scored(federation, experiment.evaluation)
+    due = clock.seconds() + experiment.execution.checkpoint_seconds
     try:
         for round in federation.rounds():
             record = None
             if experiment.training.evaluates(round):
                 scores = federation.evaluate(**dataclasses.asdict(experiment.evaluation))
-                record = {"round": round, "seconds": clock.seconds(), **_json_safe(scores)}
+                record = {"round": round, "seconds": clock.seconds(), **_json_safe(_columns(scores, scored))}
                 writer.append(record)
             if federation.plan != plan:  # the memory asked for smaller chunks: a resumed run begins with them
                 plan = federation.plan
                 info = json.loads((writer.folder / runs.INFO).read_text()) | {"plan": dataclasses.asdict(plan)}
                 writer.write(runs.INFO, json.dumps(info, indent=1) + "\n")
-            if clock.seconds() - saved > experiment.execution.checkpoint_seconds or round == experiment.training.rounds:
-                writer.checkpoint(federation.tensors(), round, clock.seconds())
-                saved = clock.seconds()
+            if clock.seconds() > due or round == experiment.training.rounds:
+                took = _save(writer, federation, clock)
+                due = clock.seconds() + max(experiment.execution.checkpoint_seconds, took / CHECKPOINT_SHARE)
             yield Progress(round, experiment.training.rounds, clock.seconds(), record)
     except (GeneratorExit, Diverged):
         # Both leave the federation as it was after its last whole round.
-        writer.checkpoint(federation.tensors(), federation.round, clock.seconds())
+        _save(writer, federation, clock)
         raise
     summary = {
         "rounds": federation.round,
@@ -109,6 +127,27 @@ def _execute(
         **_look_closely(federation, experiment),
     }
     writer.write(runs.SUMMARY, json.dumps(_json_safe(summary), indent=1) + "\n")
+
+
+def _save(writer: runs.Writer, federation: Federation, clock: runs.Clock) -> float:
+    """Write a checkpoint; the seconds that it took."""
+    start = clock.seconds()
+    writer.checkpoint(federation.checkpoint(writer.folder / runs.CLIENTS), federation.round, start)
+    federation.population.saved()
+    return clock.seconds() - start
+
+
+def _scored(federation: Federation, evaluation: Evaluation) -> list[int]:
+    """The clients that a record has columns for: all, or those that are drawn for evaluation."""
+    sets = federation.evaluation_sets(evaluation.split, evaluation.clients)
+    return [i for i, indices in enumerate(sets) if evaluation.clients is None or len(indices)]
+
+
+def _columns(scores: Any, clients: list[int]) -> Any:
+    """Scores {model: {estimator: {metric: [seed][client]}}} of these clients alone."""
+    if isinstance(scores, dict):
+        return {name: _columns(item, clients) for name, item in scores.items()}
+    return scores and [[values[i] for i in clients] for values in scores]
 
 
 def _previous(folder: Path, digest: str, resume: bool) -> tuple[Plan | None, runs.Checkpoint | None]:
@@ -134,12 +173,15 @@ def _previous(folder: Path, digest: str, resume: bool) -> tuple[Plan | None, run
     return plan, runs.read_checkpoint(folder)
 
 
-def _describe(federation: Federation, split: str, digest: str | None) -> dict[str, Any]:
-    """What run.json says; a digest of None marks a federation that no config describes."""
+def _describe(federation: Federation, evaluation: Evaluation, digest: str | None) -> dict[str, Any]:
+    """What run.json says, of single clients only of those that are scored; a digest of None marks a federation that
+    no config describes."""
     shards, method = federation.shards, federation.method
+    clients = _scored(federation, evaluation)
+    sets = getattr(shards, evaluation.split)
     labels = None
     if shards.num_classes is not None:
-        labels = [sorted(set(shards.y[indices].tolist())) for indices in shards.train]
+        labels = [sorted(set(shards.y[shards.train[i]].tolist())) for i in clients]
     return {
         "format": runs.FORMAT,
         **runs.describe_code(),
@@ -148,9 +190,10 @@ def _describe(federation: Federation, split: str, digest: str | None) -> dict[st
         "plan": dataclasses.asdict(federation.plan),
         "digest": digest,
         "seeds": list(federation.seeds),
-        "clients": list(shards.names),
-        "train_sizes": [len(indices) for indices in shards.train],
-        "test_sizes": [len(indices) for indices in getattr(shards, split)],
+        "num_clients": len(shards.names),
+        "clients": [shards.names[i] for i in clients],
+        "train_sizes": [len(shards.train[i]) for i in clients],
+        "test_sizes": [len(sets[i]) for i in clients],
         "labels": labels,
         "num_params": federation.model.net.num_params,
         "method": {
@@ -196,7 +239,7 @@ def _look_closely(federation: Federation, experiment: Experiment) -> dict[str, A
     for which in federation.models():
         predicted[which] = {}
         sums = torch.zeros(3, BINS, dtype=federation.dtype, device=federation.device)
-        for block in federation.blocks(which, split, ways):
+        for block in federation.blocks(which, split, ways, experiment.evaluation.clients):
             outputs = block.outputs[headline]
             log_probs = log_average(outputs)
             sums += torch.stack(reliability(log_probs, block.y)).sum(1)
@@ -272,8 +315,8 @@ def save(federation: Federation, folder: str | Path) -> Path:
         method = {"name": method_name(federation.method), **dataclasses.asdict(federation.method)}
         training = dataclasses.asdict(federation.training)
         writer.write(runs.CONFIG, to_toml({"method": method, "training": training}))
-        writer.write(runs.INFO, json.dumps(_describe(federation, "test", None), indent=1) + "\n")
-        writer.checkpoint(federation.tensors(), federation.round, seconds=0.0)
+        writer.write(runs.INFO, json.dumps(_describe(federation, Evaluation(), None), indent=1) + "\n")
+        writer.checkpoint(federation.checkpoint(writer.folder / runs.CLIENTS), federation.round, seconds=0.0)
     finally:
         writer.close()
     return writer.folder
@@ -294,13 +337,14 @@ def load(
     shards = shards or load_shards(experiment.data)
     plan = dataclasses.replace(Plan(**run.info["plan"]), device=choose_device(device))
     federation = build_federation(experiment, shards, run.info["seeds"], plan, model=model)
-    federation.restore(checkpoint.tensors, checkpoint.round)
+    federation.restore(checkpoint.tensors, checkpoint.round, run.folder / runs.CLIENTS)
     return federation
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run will take, extrapolated from one round and one evaluation of it."""
+    """What a run will take, extrapolated from one round and one evaluation of it; bytes of memory, and bytes of the
+    file in which clients rest."""
 
     plan: Plan
     seconds_per_round: float
@@ -308,6 +352,7 @@ class Cost:
     evaluations: int
     seconds: float
     bytes: int
+    file_bytes: int
 
 
 def estimate(experiment: Experiment, seeds: Sequence[int], device: str = "auto", data_dir: Path | None = None) -> Cost:
@@ -322,15 +367,20 @@ def estimate(experiment: Experiment, seeds: Sequence[int], device: str = "auto",
     per_evaluation = clock.seconds() - per_round
     rounds = experiment.training.rounds
     evaluations = sum(experiment.training.evaluates(round) for round in range(1, rounds + 1))
-    held = sum(tensor.nbytes for tensor in federation.tensors().values())
-    noise = math.prod(experiment.method.noise_shape(federation.model.net.num_params) or (0,)) * 4
     # While a round is under way the old and the new states are both there, beside the gradients of the models.
-    working = 3 * held + len(seeds) * federation.num_clients * noise
+    servers = sum(leaf.nbytes for leaf in leaves(tuple(federation.servers)))
+    noise = math.prod(experiment.method.noise_shape(federation.model.net.num_params) or (0,)) * 4
+    at_once = federation.training_at_once
+    working = 3 * (servers + at_once * federation.client_bytes) + at_once * noise
+    members = len(seeds) * federation.num_clients
+    resting = min(members, rounds * at_once) * federation.client_bytes if at_once < members else 0
+    in_file = federation.plan.resting == "file"
     return Cost(
         federation.plan,
         per_round,
         per_evaluation,
         evaluations,
         rounds * per_round + evaluations * per_evaluation,
-        federation.x.nbytes + federation.y.nbytes + working,
+        federation.x.nbytes + federation.y.nbytes + working + (0 if in_file else resting),
+        resting if in_file else 0,
     )

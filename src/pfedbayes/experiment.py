@@ -19,6 +19,7 @@ from pfedbayes.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.methods import METHODS, Method
 from pfedbayes.nets import Init, Model, Net, WithNoise, mlp, vgg
 from pfedbayes.plan import Dtype, Noise, Over, Plan, Precision, choose_plan
+from pfedbayes.population import Resting
 from pfedbayes.prediction import Sampling, Split, estimator_names
 
 
@@ -49,7 +50,8 @@ class Evaluation:
     """samples: weight draws averaged in a prediction; split: the data on which models are scored; label_prior: score
     every model also with the client's own label frequencies added to what it says, as a column of its own; estimators:
     which of "one", "mc10" and "mean" to score where weights are drawn (all if not given); sampling: draw the "weights",
-    or the "activations" of dense layers, which is cheaper.
+    or the "activations" of dense layers, which is cheaper; clients: score only so many of them, drawn once (all if not
+    given).
     """
 
     samples: int = 10
@@ -57,6 +59,7 @@ class Evaluation:
     split: Split = "test"
     estimators: tuple[str, ...] | None = None
     sampling: Sampling = "weights"
+    clients: int | None = None
 
     def __post_init__(self) -> None:
         if self.samples < 1:
@@ -64,12 +67,14 @@ class Evaluation:
         known = estimator_names(self.samples)
         if self.estimators is not None and (not self.estimators or not set(self.estimators) <= set(known)):
             raise ValueError(f"estimators must be some of {', '.join(known)}, got {list(self.estimators)}")
+        if self.clients is not None and self.clients < 1:
+            raise ValueError(f"clients must be at least 1, got {self.clients}")
 
 
 @dataclass(frozen=True)
 class Execution:
     """How to run it; chosen to fit where not given, recorded in the run folder, without effect on the results beyond
-    rounding: see `Plan`. checkpoint_seconds: the state is saved about so often.
+    rounding: see `Plan`. checkpoint_seconds: the state is saved about so often, less often where saving takes long.
     """
 
     over: Over | None = None
@@ -80,6 +85,7 @@ class Execution:
     graph: bool | None = None
     noise: Noise | None = None
     precision: Precision | None = None
+    resting: Resting | None = None
     checkpoint_seconds: float = 20.0
 
     def __post_init__(self) -> None:
@@ -210,10 +216,13 @@ def build_federation(
     plan: Plan | None = None,
     device: str = "auto",
     model: Model | None = None,
+    clients_file: Path | None = None,
 ) -> Federation:
     """A federation at round 0; the model is the experiment's unless another is given."""
     model = model or build_model(experiment.net, shards, experiment.method)
     if plan is None:
         steps = client_steps(experiment.training, experiment.method, len(shards.train), len(seeds))
         plan = experiment.execution.adapt(choose_plan(model, experiment.method, device, client_steps=steps))
-    return Federation(shards, model, experiment.method, experiment.training, seeds, experiment.net.init, plan)
+    return Federation(
+        shards, model, experiment.method, experiment.training, seeds, experiment.net.init, plan, clients_file
+    )

@@ -29,6 +29,7 @@ class Plan:
     noise: which generator draws the weight noise of training, see `streams`; other numbers, the same distribution.
     convolutions: torch's own, or as matrix products, which is faster for many networks on a GPU.
     precision of matrix products on a GPU: "tf32" rounds their inputs to 10 bits, "bf16" runs the network in bfloat16.
+    resting: where the states of clients lie between rounds; the federation decides if it is None.
     """
 
     device: str = "cpu"
@@ -41,6 +42,7 @@ class Plan:
     noise: Noise = "torch"
     precision: Precision = "full"
     convolutions: Convolutions = "native"
+    resting: Literal["device", "host", "file"] | None = None
 
     def __post_init__(self) -> None:
         if self.graph and (self.device, self.over, self.noise) != ("cuda", "vmap", "philox"):

@@ -1,38 +1,352 @@
-"""The states of the clients between rounds."""
+"""The states of the clients between rounds: in memory, or in a file where they are too many for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import fcntl
+import math
+import os
+import tempfile
+import weakref
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal
 
+import torch
+from torch import Tensor
+
+from pfedbayes.errors import UserError
 from pfedbayes.methods.base import State
-from pfedbayes.trees import concat, leaves, pick, stack
+from pfedbayes.trees import leaves, named_leaves, pick, stack, tree_map
+
+Resting = Literal["device", "host", "file"]
+HOST = torch.device("cpu")
+Move = Callable[[int, list[memoryview], int], int]  # os.preadv or os.pwritev
+
+SMALL_SHARE = 1 / 16  # of the device's memory: what may lie there without being trained
+HOST_SHARE = 1 / 8  # of the host's memory: a checkpoint copies it twice
 
 
-class Population:
-    """The states of the clients met so far, stacked in the order in which they were first met."""
+class Population(ABC):
+    """The states of the clients met so far, by number."""
 
-    def __init__(self) -> None:
-        self.row: dict[int, int] = {}
-        self.states: State = None
+    @property
+    @abstractmethod
+    def met(self) -> list[int]:
+        """The clients that have a state, in the order in which they were first met."""
 
-    def get(self, clients: Sequence[int], fresh: Callable[[int], State]) -> State:
-        """Stacked states of these clients; one that was not met before has a fresh one."""
-        rows = [self.row[k] for k in clients if k in self.row]
-        if len(rows) == len(clients):
-            side_by_side = rows == list(range(rows[0], rows[0] + len(rows)))
-            return pick(self.states, slice(rows[0], rows[0] + len(rows)) if side_by_side else rows)
-        return stack([pick(self.states, self.row[k]) if k in self.row else fresh(k) for k in clients])
+    def get(self, clients: Sequence[int], fresh: Callable[[Sequence[int]], State]) -> State:
+        """Stacked states of these clients, on the device; those that were not met before have fresh ones."""
+        known = [client for client in clients if self._has(client)]
+        if len(known) == len(clients):
+            return self._read(known)
+        new = [client for client in clients if not self._has(client)]
+        enrolled = fresh(new)
+        if not known:
+            return enrolled
+        kept, row = self._read(known), {client: n for part in (known, new) for n, client in enumerate(part)}
+        return stack([pick(kept if self._has(client) else enrolled, row[client]) for client in clients])
+
+    @abstractmethod
+    def put(self, clients: Sequence[int], states: State) -> None:
+        """Keep the states of these clients, all of them or, if that fails, none."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Copies of all states on the host, by the names of their leaves, stacked in the order of `met`."""
+        return dict(named_leaves(self._copy(), "clients")) if self.met else {}
+
+    def checkpoint(self, path: Path) -> dict[str, Tensor]:
+        """What has to be written down to find the states again; a file of states is forced to disk at `path`."""
+        return self.tensors()
+
+    def saved(self) -> None:  # noqa: B027, memory has nothing to do
+        """The checkpoint has been written: what only the one before it referred to is needed no more."""
+
+    def close(self) -> None:  # noqa: B027, memory has nothing to do
+        """Give back what the population holds; it cannot be used any more."""
+
+    @abstractmethod
+    def _has(self, client: int) -> bool: ...
+
+    @abstractmethod
+    def _read(self, clients: Sequence[int]) -> State: ...
+
+    @abstractmethod
+    def _copy(self) -> State: ...
+
+
+class InMemory(Population):
+    """One array per leaf, with a row for each of `size` clients; on a CPU a row takes memory when it is first written.
+
+    `device` is where clients are trained, `rest` where their states lie.
+    """
+
+    def __init__(self, size: int, device: torch.device, rest: torch.device) -> None:
+        self._size, self._device, self._rest = size, device, rest
+        self._met: dict[int, None] = {}
+        self._states: State = None
+
+    @property
+    def met(self) -> list[int]:
+        return list(self._met)
+
+    def _has(self, client: int) -> bool:
+        return client in self._met
+
+    def _all(self, clients: Sequence[int]) -> bool:
+        return len(clients) == self._size and list(clients) == list(range(self._size))
+
+    def _read(self, clients: Sequence[int]) -> State:
+        if self._all(clients):  # nothing to gather, and nothing to copy if they are where they are wanted
+            return tree_map(lambda leaf: leaf.to(self._device), self._states)
+        rows = torch.tensor(clients, device=self._rest)
+        return tree_map(lambda leaf: self._gather(leaf, rows), self._states)
+
+    def _gather(self, leaf: Tensor, rows: Tensor) -> Tensor:
+        out = staging((len(rows), *leaf.shape[1:]), leaf.dtype, self._rest, self._device)
+        return torch.index_select(leaf, 0, rows, out=out).to(self._device, non_blocking=True)
 
     def put(self, clients: Sequence[int], states: State) -> None:
-        """Keep the states of these clients."""
-        if self.states is None or list(clients) == list(self.row):
-            self.states = states
+        if self._all(clients):
+            self._states = tree_map(lambda leaf: leaf.to(self._rest), states)
         else:
-            known = [n for n, client in enumerate(clients) if client in self.row]
-            rows = [self.row[clients[n]] for n in known]
-            for old, new in zip(leaves(self.states), leaves(states), strict=True):
-                old[rows] = new[known]
-            if unknown := [n for n, client in enumerate(clients) if client not in self.row]:
-                self.states = concat([self.states, pick(states, unknown)])
-        for client in clients:
-            self.row.setdefault(client, len(self.row))
+            if self._states is None:
+                self._states = self._allocate(states)
+            rows = torch.tensor(clients, device=self._rest)
+            for old, new in zip(leaves(self._states), leaves(states), strict=True):
+                old.index_copy_(0, rows, new.to(self._rest))
+        self._met.update(dict.fromkeys(clients))
+
+    def _allocate(self, states: State) -> State:
+        try:
+            return tree_map(lambda leaf: leaf.new_empty((self._size, *leaf.shape[1:]), device=self._rest), states)
+        except RuntimeError:  # also the GPU's way to say so
+            total = self._size * sum(leaf[0].nbytes for leaf in leaves(states))
+            raise UserError(
+                f"the states of {self._size} clients take {total / 1e9:.1f} GB, which the memory does not have: "
+                "set execution.resting=file"
+            ) from None
+
+    def _copy(self) -> State:
+        rows = torch.tensor(self.met, device=self._rest)
+        return tree_map(lambda leaf: leaf.index_select(0, rows).cpu(), self._states)
+
+
+class InFile(Population):
+    """Rows of a file. A row is the leaves of a state one after another, laid out as in the template.
+
+    A row is never overwritten while a client or the last checkpoint refers to it: new states go to free rows, so a
+    run that is killed finds everything its checkpoint knows of. Rows are read and written rather than mapped: mapped
+    pages would count as memory of the process until they are given back, and a full disk would be a signal.
+
+    The file lies at `path`, or has no name and vanishes with the population.
+    """
+
+    def __init__(self, template: State, device: torch.device, path: Path | None = None) -> None:
+        self._template, self._device, self._path = template, device, path
+        self._row_bytes = sum(leaf.nbytes for leaf in leaves(template))
+        self._descriptors: list[int] = []
+        self._close = weakref.finalize(self, _close_all, self._descriptors)
+        self._own: int | None = None  # the descriptor that is written to, once there is something to write
+        self._place: dict[int, tuple[int, int]] = {}  # descriptor and row of each client
+        self._end = 0  # rows that the file has
+        self._free: list[int] = []
+        self._saved: set[int] = set()  # rows of the last checkpoint
+
+    @property
+    def met(self) -> list[int]:
+        return list(self._place)
+
+    @property
+    def rows(self) -> int:
+        """How many rows the file has, free ones included."""
+        return self._end
+
+    def _has(self, client: int) -> bool:
+        return client in self._place
+
+    def _read(self, clients: Sequence[int]) -> State:
+        return tree_map(lambda leaf: leaf.to(self._device, non_blocking=True), self._load(clients, self._device))
+
+    def _copy(self) -> State:
+        return self._load(self.met, HOST)
+
+    def _load(self, clients: Sequence[int], device: torch.device) -> State:
+        """Stacked states on the host, ready for a device."""
+        count = len(clients)
+        states = tree_map(lambda leaf: staging((count, *leaf.shape), leaf.dtype, HOST, device), self._template)
+        columns = [_bytes(leaf) for leaf in leaves(states)]
+        with self._refusals("read"):
+            for n, client in enumerate(clients):
+                self._move(os.preadv, *self._place[client], [column[n].numpy().data for column in columns])
+        return states
+
+    def _move(self, move: Move, descriptor: int, row: int, parts: list[memoryview]) -> None:
+        """Read or write a row, all of it: one call may do less than it is asked for."""
+        offset = row * self._row_bytes
+        for part in parts:
+            start = 0
+            while start < part.nbytes:
+                done = move(descriptor, [part[start:]], offset)
+                if not done:
+                    raise OSError("it is cut short")
+                start, offset = start + done, offset + done
+
+    def put(self, clients: Sequence[int], states: State) -> None:
+        own = self._open()
+        columns = [_bytes(leaf.cpu()) for leaf in leaves(states)]
+        missing = max(0, len(clients) - len(self._free))
+        self._free.extend(range(self._end, self._end + missing))
+        self._end += missing
+        taken = self._free[: len(clients)]
+        with self._refusals("write"):
+            for n, row in enumerate(taken):
+                self._move(os.pwritev, own, row, [column[n].numpy().data for column in columns])
+        del self._free[: len(clients)]
+        for client, row in zip(clients, taken, strict=True):
+            before = self._place.get(client)
+            self._place[client] = own, row
+            if before and before[0] == own and before[1] not in self._saved:
+                self._free.append(before[1])
+
+    def _open(self) -> int:
+        """The descriptor to write to."""
+        if self._own is None:
+            with self._refusals("write"):
+                if self._path is None:
+                    with tempfile.TemporaryFile() as file:
+                        descriptor = os.dup(file.fileno())
+                else:
+                    descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+            self._descriptors.append(descriptor)
+            _lock(descriptor, fcntl.LOCK_EX, self._path)
+            self._own = descriptor
+        return self._own
+
+    def checkpoint(self, path: Path) -> dict[str, Tensor]:
+        if path == self._path:
+            with self._refusals("write"):
+                os.fsync(self._open())
+            rows = [row for _, row in self._place.values()]
+        else:
+            self._write_copy(path)
+            rows = list(range(len(self._place)))
+        return {"rows": torch.tensor(rows, dtype=torch.int64), "witness": self._witness()}
+
+    def _witness(self) -> Tensor:
+        """Bytes of a row, and the checksum of the last client's: a file in which it differs is another one."""
+        last = self.met[-1:]
+        checksum = 0
+        for leaf in leaves(self._load(last, HOST)):
+            checksum = zlib.crc32(_bytes(leaf).numpy().data, checksum)
+        return torch.tensor([self._row_bytes, checksum], dtype=torch.int64)
+
+    def _write_copy(self, path: Path) -> None:
+        """All states in the order of `met`, written aside and renamed."""
+        aside = path.with_name(f".{path.name}.part")
+        buffer = memoryview(bytearray(self._row_bytes))
+        try:
+            with self._refusals("write"), aside.open("wb") as file:
+                for descriptor, row in self._place.values():
+                    self._move(os.preadv, descriptor, row, [buffer])
+                    file.write(buffer)
+                file.flush()
+                os.fsync(file.fileno())
+                aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def restore(self, clients: Sequence[int], tensors: dict[str, Tensor], path: Path | None) -> None:
+        """Take the states of these clients from where `checkpoint` put them.
+
+        The rows of a file of another's are only read: what is new goes to a file of one's own.
+        """
+        if path is None:
+            raise UserError("the states of the clients are in a file of their own: use pfedbayes.load")
+        if path == self._path:
+            descriptor = self._open()
+        else:
+            with self._refusals("read", path):
+                descriptor = os.open(path, os.O_RDONLY)
+            self._descriptors.append(descriptor)
+            _lock(descriptor, fcntl.LOCK_SH, path)
+        rows = tensors["rows"].tolist()
+        self._place = {client: (descriptor, row) for client, row in zip(clients, rows, strict=True)}
+        needed = (max(rows, default=-1) + 1) * self._row_bytes
+        length = os.fstat(descriptor).st_size
+        if length < needed or not torch.equal(self._witness(), tensors["witness"].cpu()):
+            self._place = {}
+            raise UserError(f"{path} does not belong to the saved state beside it: put back the file of that run")
+        if descriptor == self._own:
+            self._end = length // self._row_bytes if self._row_bytes else 0
+            self._saved = set(rows)
+            self._free = [row for row in range(self._end) if row not in self._saved]
+
+    def saved(self) -> None:
+        before, self._saved = self._saved, {row for file, row in self._place.values() if file == self._own}
+        self._free.extend(before - self._saved)
+
+    def close(self) -> None:
+        self._close()
+
+    @contextlib.contextmanager
+    def _refusals(self, verb: Literal["read", "write"], path: Path | None = None) -> Iterator[None]:
+        """Turn the file system's refusals into one clear line."""
+        path = path or self._path
+        try:
+            yield
+        except OSError as error:
+            remedy = "put back the file of that run"
+            if verb == "write":
+                remedy = (
+                    "free space or give another --out; what was saved before is intact, and --resume goes on from it"
+                )
+            if path is None:
+                remedy = "free space there or let TMPDIR name another folder"
+            where = path or f"a temporary file in {tempfile.gettempdir()}"
+            raise UserError(f"cannot {verb} {where} ({error.strerror or error}): {remedy}") from None
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, kind: int, path: Path | None) -> None:
+    """Keep others from writing to a file that is read, and from reading one that is written to."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"{path} is in use: wait for the run, or close what has loaded it") from None
+
+
+def _bytes(leaf: Tensor) -> Tensor:
+    """A stacked leaf as rows of bytes (n, width), without copying it if it is contiguous."""
+    return leaf.contiguous().reshape(len(leaf), math.prod(leaf.shape[1:])).view(torch.uint8)
+
+
+def staging(shape: Sequence[int], dtype: torch.dtype, rest: torch.device, device: torch.device) -> Tensor:
+    """An empty tensor in `rest` for values on their way to `device`: page-locked where that makes the way faster."""
+    return torch.empty(*shape, dtype=dtype, device=rest, pin_memory=rest.type == "cpu" and device.type == "cuda")
+
+
+def choose_resting(state_bytes: int, clients: int, all_train: bool, device: torch.device) -> Resting:
+    """Where `clients` states of so many bytes rest: on the device if all train every round anyway or if they are
+    small, on the host if they are a small part of its memory, else in a file.
+    """
+    total = state_bytes * clients
+    memory = host_memory()
+    on_device = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else memory
+    if all_train or total <= SMALL_SHARE * on_device:
+        return "device"
+    return "host" if total <= HOST_SHARE * memory else "file"
+
+
+def host_memory() -> int:
+    """Bytes of memory that this process may hope for."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):  # "max", or no such file: no limit
+        return min(physical, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return physical

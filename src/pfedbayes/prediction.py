@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
+from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -19,8 +20,8 @@ from pfedbayes.nets import Batch, Model
 from pfedbayes.plan import Plan
 from pfedbayes.population import Population
 from pfedbayes.reparametrisation import Dense, dense_layers, drawn_outputs, num_drawn_weights
-from pfedbayes.streams import Purpose, key, normals
-from pfedbayes.trees import concat, pick, stack
+from pfedbayes.streams import Purpose, choose, key, normals
+from pfedbayes.trees import concat, pick, stack, tree_map
 
 Which = Literal["personal", "shared"]
 Split = Literal["test", "validation"]
@@ -118,8 +119,10 @@ class Prediction:
         label_prior: bool = False,
         estimators: Sequence[str] | None = None,
         sampling: Sampling = "weights",
+        clients: int | None = None,
     ) -> dict[str, Any]:
-        """Scores of every model on every client's own data: {model: {estimator: {metric: [seed][client]}}}.
+        """Scores of every model on every client's own data: {model: {estimator: {metric: [seed][client]}}}; with
+        `clients` on those of so many clients, see `evaluation_sets`, and NaN for the others.
 
         Estimators: "one" weight draw, "mc10" (the average of ten draws) and the "mean" network, or those of them that
         are asked for; a method's further `views`; and each of them again with the client's label prior. sampling:
@@ -131,7 +134,7 @@ class Prediction:
         for which in self.models():
             parts: dict[str, list[Tensor]] = {}
             places[which] = []
-            for block in self.blocks(which, split, Ways(samples, estimators, sampling, label_prior)):
+            for block in self.blocks(which, split, Ways(samples, estimators, sampling, label_prior), clients):
                 places[which] += self._members(block.seeds, block.clients)
                 for name, outputs in block.outputs.items():
                     parts.setdefault(name, []).append(scores(self.model.likelihood, outputs, block.y))
@@ -155,8 +158,8 @@ class Prediction:
         estimates = self._estimates(which, [seed_index], [client], stack([test]), ways)
         return {name: outputs[0] for name, outputs in estimates.items()}
 
-    def blocks(self, which: Which, split: Split, ways: Ways) -> Iterator[Block]:
-        """Predictions of a model for all clients that have data, in blocks that fit the memory.
+    def blocks(self, which: Which, split: Split, ways: Ways, clients: int | None = None) -> Iterator[Block]:
+        """Predictions of a model for all clients that have data, or so many of them, in blocks that fit the memory.
 
         The number of calls depends on the number of different sizes, and not on the number of clients and seeds,
         as far as they fit.
@@ -164,25 +167,42 @@ class Prediction:
         known = estimator_names(ways.samples)
         if unknown := [name for name in ways.wanted if name not in known]:
             raise UserError(f"there is no estimator {unknown[0]!r}: choose among {', '.join(known)}")
-        for group in self._groups[split]:
+        for group in self._groups(split, clients):
             seeds_at_once, clients_at_once = self._block_size(which, group.rows.shape[1], ways)
             for some in _slices(len(self.seeds), seeds_at_once):
                 seeds = range(len(self.seeds))[some]
                 for part in _slices(len(group.clients), clients_at_once):
-                    clients, test = group.clients[part], self.batch_of(group.rows[part])
-                    estimates = self._estimates(which, seeds, clients, test, ways)
-                    yield Block(seeds, clients, concat([test.y] * len(seeds)), estimates)
+                    ids, test = group.clients[part], self.batch_of(group.rows[part])
+                    estimates = self._estimates(which, seeds, ids, test, ways)
+                    yield Block(seeds, ids, concat([test.y] * len(seeds)), estimates)
+
+    def evaluation_sets(self, split: Split, clients: int | None = None) -> list[Tensor]:
+        """The examples on which each client is scored: with `clients`, none but for so many that have any, drawn once
+        for a seed."""
+        sets = list(getattr(self.shards, split))
+        able = np.array([i for i, indices in enumerate(sets) if len(indices)], dtype=np.int64)
+        if clients is None or clients >= len(able):
+            return sets
+        # Training draws for rounds 1, 2, ...: round 0 is free.
+        drawn = set(able[choose(self.seeds[0], 0, len(able), clients)].tolist())
+        return [indices if i in drawn else indices[:0] for i, indices in enumerate(sets)]
+
+    def _groups(self, split: Split, clients: int | None) -> list[Group]:
+        """Which clients are evaluated, by the number of their examples."""
+        if (split, clients) not in self._known_groups:
+            alike: dict[int, list[int]] = {}
+            sets = self.evaluation_sets(split, clients)
+            for i, rows in enumerate(sets):
+                alike.setdefault(len(rows), []).append(i)
+            alike.pop(0, None)
+            self._known_groups[split, clients] = [
+                Group(ids, torch.stack([sets[i] for i in ids]).to(self.device)) for ids in alike.values()
+            ]
+        return self._known_groups[split, clients]
 
     @cached_property
-    def _groups(self) -> dict[str, list[Group]]:
-        """Which clients are evaluated on which split, by the number of their examples."""
-        groups = {}
-        for split in ("test", "validation"):
-            sets = getattr(self.shards, split)
-            sizes = dict.fromkeys(len(rows) for rows in sets if len(rows))
-            alike = [[i for i, rows in enumerate(sets) if len(rows) == size] for size in sizes]
-            groups[split] = [Group(ids, torch.stack([sets[i] for i in ids]).to(self.device)) for ids in alike]
-        return groups
+    def _known_groups(self) -> dict[tuple[Split, int | None], list[Group]]:
+        return {}
 
     @property
     def num_evaluated(self) -> int:
@@ -235,13 +255,13 @@ class Prediction:
 
     def _personal_states(self, seeds: Sequence[int], clients: Sequence[int], test: Batch) -> State:
         if not self.method.adapts:
-            return self.population.get([s * self.num_clients + i for s in seeds for i in clients], self._fresh_client)
+            return self.population.get([s * self.num_clients + i for s in seeds for i in clients], self._fresh_clients)
         return stack([self.personal_state(i, s, pick(test, k)) for s in seeds for k, i in enumerate(clients)])
 
     def personal_state(self, client: int, seed_index: int = 0, test: Batch | None = None) -> State:
         """The state that a client predicts with; one that has not taken part yet starts from the shared model."""
         member = seed_index * self.num_clients + client
-        state = pick(self.population.get([member], self._fresh_client), 0)
+        state = pick(self.population.get([member], self._fresh_clients), 0)
         if not self.method.adapts:
             return state
         train = self.batch_of(self.train_sets[client])
@@ -249,10 +269,16 @@ class Prediction:
         data = Adaptation(train, int(self.batch_sizes[client]), self.shards.num_classes, seed, test)
         return self.method.adapt(self.model, state, self._received(client, seed_index), data)
 
-    def _fresh_client(self, member: int) -> State:
-        """The state of a client that is met for the first time."""
-        s, i = divmod(member, self.num_clients)
-        return self.method.enrol(self._received(i, s))
+    def _fresh_clients(self, members: Sequence[int]) -> State:
+        """The stacked states of clients that are met for the first time."""
+        parts = []
+        for s, own in groupby(members, lambda member: member // self.num_clients):
+            received = self.method.download(
+                self.servers[s], torch.from_numpy(np.remainder(list(own), self.num_clients))
+            )
+            parts.append(torch.func.vmap(self.method.enrol)(received))
+        # What all have in common is one piece of memory until here.
+        return tree_map(torch.Tensor.contiguous, concat(parts))
 
     def _received(self, client: int, seed_index: int) -> State:
         return pick(self.method.download(self.servers[seed_index], torch.tensor([client])), 0)

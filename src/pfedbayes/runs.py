@@ -4,6 +4,7 @@
     run.json           format, versions, commit, hardware, execution plan, clients
     rounds.jsonl       one line per evaluated round, append-only
     state.safetensors  the last checkpoint, with its round and the length of the log at that moment
+    clients.bin        the states that a checkpoint refers to, where clients rest in a file
     summary.json       the result, once the run is finished
     report.html        the page for people
 
@@ -36,8 +37,8 @@ import pfedbayes
 from pfedbayes.errors import UserError
 
 FORMAT = 1
-CONFIG, INFO, LOG, STATE, SUMMARY, REPORT = (
-    "config.toml", "run.json", "rounds.jsonl", "state.safetensors", "summary.json", "report.html",
+CONFIG, INFO, LOG, STATE, CLIENTS, SUMMARY, REPORT = (
+    "config.toml", "run.json", "rounds.jsonl", "state.safetensors", "clients.bin", "summary.json", "report.html",
 )  # fmt: skip
 
 

@@ -80,7 +80,7 @@ def normals(shape: tuple[int, ...], seeds: Sequence[int], dtype: torch.dtype, de
     else:  # torch draws with one thread
         each = -(-len(seeds) // threads)
         shares = [seeds[start : start + each] for start in range(0, len(seeds), each)]
-        list(_workers(threads).map(_fill, out.split(each), shares))
+        list(_workers(threads).map(_fill, torch.split(out, each), shares))
     return out
 
 

@@ -204,6 +204,28 @@ def test_a_hundred_clients_become_dots_and_a_sorted_table(make_run: MakeRun) -> 
     assert sum(bool(re.fullmatch(r"client-\d+", cell)) for cell in page.cells) == 100
 
 
+def test_thousands_of_clients_are_thinned_out_and_the_page_says_so(make_run: MakeRun) -> None:
+    run = make_run(clients=3000, rounds=1)
+    html = render([run])
+    page = Page(html)
+    assert "Shown: 500 of 3,000 clients" in page.text
+    assert "worst personal first, 200 of 3,000 clients" in page.text
+    assert sum(bool(re.fullmatch(r"client-\d+", cell)) for cell in page.cells) == 200
+    values = dict(zip(run.info["clients"], run.rounds[-1]["personal"]["mc10"]["accuracy"][0], strict=True))
+    for end in (max(values.values()), min(values.values())):
+        assert any(f"<title>{name}, personal models" in html for name, value in values.items() if value == end)
+    assert len(html) < 500_000
+
+
+def test_the_facts_tell_scored_clients_from_all(make_run: MakeRun) -> None:
+    run = make_run(clients=30)
+    many = dataclasses.replace(run, info={**run.info, "num_clients": 10_000})
+    for shown, count in ((run, "30"), (many, "10,000")):
+        html = render([shown])
+        assert f"<dt>clients</dt><dd>{count}</dd>" in html
+        assert "<dt>clients scored</dt><dd>30, with" in html
+
+
 def test_many_classes_show_the_truth_and_the_likely_ones(make_run: MakeRun) -> None:
     run = make_run()
     assert run.summary is not None

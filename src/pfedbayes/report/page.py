@@ -23,6 +23,8 @@ _TITLE = {"personal": "Personal models", "shared": "Shared model"}
 _DASHES = ("", "2 3", "8 4", "10 3 2 3")
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _MOST_BARS = 20  # clients that a bar chart still labels legibly
+_MOST_DOTS = 500  # clients that a chart of dots still keeps apart
+_MOST_ROWS = 200  # clients that a table lists
 
 
 @dataclass(frozen=True)
@@ -326,15 +328,24 @@ def _client_labels(run: Run, client: int) -> str:
     return " ".join(str(label) for label in labels[client]) if labels else ""
 
 
+def _spread(estimates: Sequence[Estimate], most: int) -> list[int]:
+    """All clients or, if there are more than `most`, so many of them evenly spaced in the order of their numbers."""
+    count = len(estimates)
+    if count <= most:
+        return list(range(count))
+    ranked = sorted(range(count), key=lambda i: (math.isnan(estimates[i].value), estimates[i].value))
+    return [ranked[k * (count - 1) // (most - 1)] for k in range(most)]
+
+
 def _clients_figure(run: Run, name: str) -> Figure:
     """Bars for a handful of clients, dots for many."""
     metric, shown, info = tables.metric(name), tables.models(run), run.info
     by_model = [tables.per_client(run, model, name) for model in shown]
     groups = []
-    for i, client in enumerate(info["clients"]):
+    for i in _spread(by_model[0], _MOST_DOTS):
         sizes = f"{info['train_sizes'][i]:,} / {info['test_sizes'][i]:,}"
         group = charts.Group(
-            label=str(client),
+            label=str(info["clients"][i]),
             values=[estimates[i].value for estimates in by_model],
             spreads=[estimates[i].std or 0.0 for estimates in by_model],
             note=" · ".join(part for part in (_client_labels(run, i), sizes) if part),
@@ -344,7 +355,10 @@ def _clients_figure(run: Run, name: str) -> Figure:
     description = f"{metric.label} of {len(groups)} clients at the last evaluated round; the table has the numbers."
     if len(groups) > _MOST_BARS:
         svg = charts.dot_chart(title, series, groups, value_label=_axis(name), description=description)
-        return Figure(title, svg, "Point at a dot for its client and value.")
+        caption = "Point at a dot for its client and value."
+        if len(groups) < len(info["clients"]):
+            caption += f" Shown: {len(groups)} of {len(info['clients']):,} clients, evenly spaced in that order."
+        return Figure(title, svg, caption)
     end = 100 if metric.unit == "%" else None
     svg = charts.bar_chart(title, series, groups, value_label=_axis(name), description=description, end=end)
     labels = "its labels, then " if info["labels"] else ""
@@ -361,8 +375,10 @@ def _client_table(run: Run, name: str) -> Table:
         sign = 1 if tables.metric(name).larger_is_better else -1
         order.sort(key=lambda i: (not math.isnan(by_model[0][i].value), sign * by_model[0][i].value))
         caption += f", worst {shown[0]} first"
+    if len(order) > _MOST_ROWS:
+        caption += f", {_MOST_ROWS} of {len(order):,} clients"
     rows = []
-    for i in order:
+    for i in order[:_MOST_ROWS]:
         labels = [_client_labels(run, i)] if info["labels"] else []
         sizes = [f"{info['train_sizes'][i]:,}", f"{info['test_sizes'][i]:,}"]
         cells = [tables.text(name, estimates[i]) for estimates in by_model]
@@ -392,7 +408,8 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         "pfedbayes": info["version"],
         "commit": info["commit"],
         "seeds": ", ".join(str(seed) for seed in info["seeds"]),
-        "clients": f"{len(info['clients'])}, with {sizes}",
+        "clients": f"{info.get('num_clients', len(info['clients'])):,}",
+        "clients scored": f"{len(info['clients']):,}, with {sizes}",
         "parameters": f"{info['num_params']:,}",
         "rounds": run.summary and run.summary["rounds"],
         "seconds": run.summary and f"{run.summary['seconds']:.1f}",
