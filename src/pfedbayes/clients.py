@@ -75,12 +75,24 @@ class Compiled:
         def of_leaves(*tensors: Tensor) -> list[Tensor]:
             nonlocal result
             result = self._function(*rebuild(arguments, list(tensors)))
-            return leaves(result)
+            traced_leaves = leaves(result)
+            result = tree_map(lambda _: torch.empty(0), result)  # the shape of the tree is all that is kept
+            return traced_leaves
 
         traced = make_fx(of_leaves)(*flat)
-        # The plan has decided on TF32; the compiler need not recommend it.
-        warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
-        return torch.compile(traced, fullgraph=True, dynamic=False), result
+        program = torch.compile(traced, fullgraph=True, dynamic=False)
+        try:
+            with warnings.catch_warnings(action="ignore"):  # of torch, about itself
+                program(*flat)  # compiles
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise CannotCompile(str(error).strip().partition("\n")[0]) from error
+        return program, result
+
+
+class CannotCompile(Exception):
+    """torch.compile has failed; the first line of its reason."""
 
 
 class Replayed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedbayes.clients import LocalTraining, Trained, Work
+from pfedbayes.clients import CannotCompile, LocalTraining, Trained, Work
 from pfedbayes.data import Shards, positions
 from pfedbayes.errors import Diverged, UserError
 from pfedbayes.methods.base import Method, Shard, State
@@ -336,12 +337,15 @@ class Federation(Prediction):
                 parts.append(tree_map(torch.clone, trained) if self.plan.graph and chunk < len(members) else trained)
             whole: Trained = concat(parts)
             return whole
+        except CannotCompile as reason:
+            warnings.warn(f"torch.compile fails here, so the run goes on without it ({reason})", stacklevel=2)
+            self.plan = replace(self.plan, compile=False)
         except torch.OutOfMemoryError:
             if chunk == 1:
                 raise UserError(
                     "the GPU's memory does not hold even one client: lower training.batch_size or use --device cpu"
                 ) from None
-        self.plan = replace(self.plan, chunk=(chunk + 1) // 2)
+            self.plan = replace(self.plan, chunk=(chunk + 1) // 2)
         self._local_training = self._make_local_training()
         torch.cuda.empty_cache()
         return self._train(members, rows, names, clients, received)

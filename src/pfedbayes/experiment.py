@@ -18,7 +18,7 @@ from pfedbayes.errors import UserError
 from pfedbayes.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.methods import METHODS, Method
 from pfedbayes.nets import Init, Model, Net, WithNoise, mlp, vgg
-from pfedbayes.plan import Dtype, Noise, Over, Plan, Precision, choose_plan
+from pfedbayes.plan import Convolutions, Dtype, Noise, Over, Plan, Precision, choose_plan
 from pfedbayes.population import Resting
 from pfedbayes.prediction import Sampling, Split, estimator_names
 
@@ -85,6 +85,7 @@ class Execution:
     graph: bool | None = None
     noise: Noise | None = None
     precision: Precision | None = None
+    convolutions: Convolutions | None = None
     resting: Resting | None = None
     checkpoint_seconds: float = 20.0
 

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -93,13 +93,36 @@ class Net:
             return torch.cat([parameter.flatten() for parameter in module.parameters()])
 
 
+class _Product(torch.autograd.Function):
+    """Patches (n, K) times weights (K, C), with a gradient of the weights that is fast for many patches.
+
+    It sums over all patches, which a GPU would do one after another: they are cut into parts that are summed at once.
+    """
+
+    generate_vmap_rule = True
+    PATCHES = 2048  # of one part, about
+
+    @staticmethod
+    def forward(patches: Tensor, weight: Tensor) -> Tensor:
+        return patches @ weight
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        patches, weight = ctx.saved_tensors
+        parts = math.gcd(len(patches), 2 ** int(math.log2(max(1, len(patches) // _Product.PATCHES))))
+        left, right = (values.view(parts, -1, values.shape[1]) for values in (patches, grad.contiguous()))
+        return grad @ weight.T, torch.bmm(left.transpose(1, 2), right).sum(0)
+
+
 class _MatmulConv2d(nn.Conv2d):
     """A convolution as one matrix product of the patches with the weights.
 
     Mapped over clients it is a batch of products, where a native convolution has to become a grouped one.
     """
-
-    PATCHES = 2048  # of one product, about
 
     def forward(self, x: Tensor) -> Tensor:
         (height, width), (apart_y, apart_x), (step_y, step_x) = self.kernel_size, self.dilation, self.stride
@@ -110,9 +133,7 @@ class _MatmulConv2d(nn.Conv2d):
         x = torch.cat([x[:, :, j * apart_x : j * apart_x + columns : step_x] for j in range(width)], dim=-1)
         patches = torch.cat([x[:, i * apart_y : i * apart_y + rows : step_y] for i in range(height)], dim=-1)
         weight = self.weight.permute(2, 3, 1, 0).reshape(-1, self.out_channels)
-        # The gradient of the weights sums over all patches: long sums are cut into parts that are formed in parallel.
-        parts = math.gcd(len(patches), max(1, patches[..., 0].numel() // self.PATCHES))
-        products = torch.bmm(patches.view(parts, -1, len(weight)), weight.expand(parts, -1, -1))
+        products: Tensor = _Product.apply(patches.flatten(0, 2), weight)  # type: ignore[no-untyped-call]
         if self.bias is not None:
             products = products + self.bias
         return products.view(*patches.shape[:3], self.out_channels).permute(0, 3, 1, 2)

@@ -109,4 +109,5 @@ def choose_plan(
         compile=one_shape and long and has_compiler(device),
         graph=one_shape and on_gpu,
         noise="philox" if on_gpu else "torch",
+        convolutions="matmul" if on_gpu and model.net.convolutional else "native",
     )

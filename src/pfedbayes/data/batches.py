@@ -12,7 +12,7 @@ def permutations(seed: int, stream: int, size: int, first: int, count: int) -> N
     """Permutations number first .. first + count - 1 of range(size), keyed by (seed, stream): (count, size).
 
     A permutation is the order of raw random words, because NumPy promises that a bit generator's words never
-    change, and makes no such promise for `Generator.permutation`. It is the order of their lower 32 bits, found by
+    change, and makes no such promise for `Generator.permutation`. It is the order of their upper 32 bits, found by
     two passes over 16 bits each, since NumPy sorts numbers of 16 bits several times faster.
     """
     counts_each = -(-size // WORDS_PER_COUNT)
@@ -20,8 +20,8 @@ def permutations(seed: int, stream: int, size: int, first: int, count: int) -> N
     bits = np.random.Philox(key=(stream << 64) | seed, counter=first * counts_each)
     words = bits.random_raw(count * words_each).reshape(count, words_each)[:, :size]
     start = size * np.arange(count)[:, None]  # of each permutation in a flat array
-    by_low = words.astype(np.uint16).argsort(axis=1, kind="stable")
-    high = (words >> np.uint64(16)).astype(np.uint16).ravel()[by_low + start]
+    by_low = (words >> np.uint64(32)).astype(np.uint16).argsort(axis=1, kind="stable")
+    high = (words >> np.uint64(48)).astype(np.uint16).ravel()[by_low + start]
     by_high = high.argsort(axis=1, kind="stable")
     order: NDArray[np.int64] = by_low.ravel()[by_high + start].astype(np.int64, copy=False)
     return order
