@@ -1,0 +1,78 @@
+"""What the machine can do at best, and how long the least work of a round takes at that pace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.work import Work
+
+
+class Limits(NamedTuple):
+    """Measured rates: float32 matrix products without and with TF32 (the same on a CPU), and copying, where a byte
+    that is read and written counts twice."""
+
+    flops: float
+    flops_tf32: float
+    bytes: float
+
+
+def measure(device: str, size: int) -> Limits:
+    """Best of several: a square matrix product of this size, and a copy of an array of 16 times as many numbers."""
+    a, b, product = (torch.rand(size, size, device=device) for _ in range(3))
+    source, target = (torch.rand(16, size, size, device=device) for _ in range(2))
+    rates = {}
+    before = torch.get_float32_matmul_precision()
+    for precision in ("highest", "high"):  # "high" is TF32 on a GPU
+        torch.set_float32_matmul_precision(precision)
+        rates[precision] = 2 * size**3 / _best(lambda: torch.mm(a, b, out=product), device)
+    torch.set_float32_matmul_precision(before)
+    copied = 2 * source.nbytes / _best(lambda: target.copy_(source), device)
+    return Limits(rates["highest"], rates["high"], copied)
+
+
+def _best(task: Callable[[], object], device: str, repeats: int = 7) -> float:
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        task()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def step_flops(work: Work) -> int:
+    """Floating-point operations of the matrix products and convolutions of one client-step, as torch counts them.
+
+    Forward and backward: 2 b T for each, and in the backward pass 2 b T more for the gradient of the inputs of every
+    layer but the first, which nobody needs.
+    """
+    module = work.module()
+    x = torch.zeros(work.batch_size, *work.example_shape)
+    with FlopCounterMode(display=False) as counter:
+        loss = cross_entropy(module(x), torch.zeros(work.batch_size, dtype=torch.int64))
+        torch.autograd.backward(loss)
+    return int(counter.get_total_flops())
+
+
+def step_bytes(work: Work) -> int:
+    """Bytes that the element-wise part of one client-step reads and writes, in float32, each array once.
+
+    pFedBayes: q and w, (2, T) each, and the two moments of both, read and written; the noise and the gradient of the
+    weights, (T,) each, written and read. FedAvg: theta read and written, the gradient written and read.
+    """
+    num_params = sum(weight.numel() for weight in work.module().parameters())
+    arrays = 2 * (2 + 2 + 4 + 4) + 2 * (1 + 1) if work.method == "pfedbayes" else 2 + 2
+    return 4 * arrays * num_params
+
+
+def floor(work: Work, limits: Limits, tf32: bool) -> float:
+    """Seconds that a round takes at the measured rates if nothing overlaps."""
+    rate = limits.flops_tf32 if tf32 else limits.flops
+    return work.client_steps * (step_flops(work) / rate + step_bytes(work) / limits.bytes)

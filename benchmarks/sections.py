@@ -1,0 +1,182 @@
+"""What is measured: the tables of the page."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from benchmarks.ours import EAGER, Job, evaluates, plan_for
+from benchmarks.race import Contender, Section, Turns
+from benchmarks.work import Work
+from pfedbayes.plan import Plan
+
+PLANS: dict[str, dict[str, Any]] = {
+    "default plan": {},
+    "eager": EAGER,
+    "compiled": {"compile": True},
+    "vmap, eager": {"over": "vmap", **EAGER},
+    "loop, eager": {"over": "loop", **EAGER},
+}
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much is measured: turns of each contender, local steps of a round, and numbers of clients to compare."""
+
+    turns: Turns
+    local_steps: int
+    clients: tuple[int, ...]
+
+
+FULL = Amount(Turns(repeats=9, warm_up=2, seconds=1.0), local_steps=20, clients=(10, 100, 1000, 10000))
+QUICK = Amount(Turns(repeats=2, warm_up=1, seconds=0.2), local_steps=4, clients=(10, 100))
+
+
+def described(plan: Plan) -> str:
+    """How a plan trains clients, and what is switched on in it."""
+    switches = [name for name, value in dataclasses.asdict(plan).items() if value is True]
+    return ", ".join([plan.over, *switches])
+
+
+def by_plans(work: Work, names: list[str]) -> list[Contender]:
+    """The package by these plans; one that comes to the same as an earlier one here is left out."""
+    seen: list[Plan] = []
+    contenders = []
+    for name in names:
+        wishes = PLANS[name]
+        if wishes.get("compile") and not compiler():
+            continue
+        plan = plan_for(work, wishes)
+        if plan in seen:
+            continue
+        seen.append(plan)
+        title = f"ours, {name} ({described(plan)})" if name == "default plan" else f"ours, {name}"
+        contenders.append(Contender(title, "ours", work, {"plan": wishes}, same=True))
+    return contenders
+
+
+def compiler() -> str | None:
+    """The C++ compiler that torch.compile would call on a CPU."""
+    return shutil.which(os.environ.get("CXX", "g++"))
+
+
+def pfedbayes(device: str, amount: Amount) -> Section:
+    work = Work("pfedbayes", device, local_steps=amount.local_steps)
+    naive = Contender("plain loops (examples/naive_pfedbayes.py)", "naive", work, same=True)
+    return Section(
+        "pFedBayes",
+        f"MNIST, 10 clients, the MLP 784-100-10, batches of 100, {amount.local_steps} local steps, all clients train.",
+        [*by_plans(work, ["default plan", "eager", "compiled"]), naive],
+        amount.turns,
+    )
+
+
+def fedavg(device: str, amount: Amount) -> Section:
+    work = Work("fedavg", device, local_steps=amount.local_steps)
+    others = [
+        Contender("plain PyTorch loop", "plain", work, same=True),
+        Contender("pfl 0.6", "pfl_fedavg", work, needs="pfl", same=True),
+        Contender("Flower 1.41, simulation", "flower", work, needs="flwr", same=True),
+    ]
+    return Section(
+        "FedAvg",
+        "The same data, network and amount of training. Everybody takes the same batches from the same start.",
+        [*by_plans(work, ["default plan", "eager", "compiled"]), *others],
+        amount.turns,
+    )
+
+
+def vgg(device: str, amount: Amount) -> Section:
+    clients, steps = (20, amount.local_steps) if device == "cuda" else (4, 2)
+    work = Work("pfedbayes", device, data="images", clients=clients, local_steps=steps, batch_size=50)
+    return Section(
+        "pFedBayes, VGG",
+        f"Random 32 x 32 colour images, {clients} clients, batches of 50, {steps} local steps.",
+        by_plans(work, ["default plan", "vmap, eager", "loop, eager"]),
+        amount.turns,
+    )
+
+
+def seeds(device: str, amount: Amount) -> Section:
+    works = {"MLP": Work("pfedbayes", device, local_steps=amount.local_steps)}
+    if device == "cuda":
+        works["VGG"] = dataclasses.replace(works["MLP"], data="images", clients=20, batch_size=50)
+    contenders = [
+        Contender(f"{net}, {count}", "ours", dataclasses.replace(work, seeds=number), {"plan": {}})
+        for net, work in works.items()
+        for count, number in (("one seed", 1), ("five seeds at once", 5))
+    ]
+    return Section(
+        "Five seeds at once",
+        "pFedBayes with the default plan. A ratio below 1: five at once are cheaper than five in turn.",
+        contenders,
+        amount.turns,
+    )
+
+
+def evaluation(device: str, amount: Amount) -> Section:
+    work = Work("pfedbayes", device, local_steps=amount.local_steps)
+    jobs: list[tuple[str, Job]] = [
+        ("a training round", "train"),
+        ("mean network", "mean"),
+        ("all estimators, ten weight samples", "mc10"),
+    ]
+    if evaluates("sampling"):
+        jobs.append(("all estimators, ten samples of the activations", "activations"))
+    return Section(
+        "Evaluation",
+        "Personal and shared model on all 47,500 test images of the MNIST federation, beside a training round of it.",
+        [Contender(name, "ours", work, {"plan": {}, "job": job}) for name, job in jobs],
+        amount.turns,
+    )
+
+
+def scale(device: str, amount: Amount) -> Section:
+    steps = amount.local_steps if device == "cuda" else 2
+    contenders = []
+    for clients in amount.clients:
+        chosen = min(clients, 100)
+        work = Work("pfedbayes", device, data="many", clients=clients, chosen=chosen, local_steps=steps)
+        contenders.append(Contender(f"{clients:,} clients, {chosen} a round", "ours", work, {"plan": {}}))
+    turns = Turns(repeats=min(amount.turns.repeats, 4), warm_up=amount.turns.warm_up, rounds=1)
+    rounds = 1 + turns.warm_up + turns.repeats
+    return Section(
+        "Number of clients",
+        f"pFedBayes on rows of MNIST, {steps} local steps. A client has a state once it has "
+        f" taken part: after these {rounds} rounds at most {100 * rounds} have.",
+        contenders,
+        turns,
+    )
+
+
+def long(device: str, amount: Amount) -> Section:
+    mnist = Work("pfedbayes", device)
+    images = dataclasses.replace(mnist, data="images", clients=20, batch_size=50)
+    works = {
+        "MNIST, one seed": mnist,
+        "MNIST, five seeds": dataclasses.replace(mnist, seeds=5),
+        "VGG, 20 clients": images,
+    }
+    return Section(
+        "Runs of 800 rounds",
+        "Really run from end to end, without evaluation, after the first rounds have paid for compilation.",
+        [Contender(name, "ours", work, {"plan": {}}) for name, work in works.items()],
+        Turns(repeats=1, warm_up=amount.turns.warm_up, rounds=800),
+    )
+
+
+Maker = Callable[[str, Amount], Section]
+SECTIONS: dict[str, Maker] = {
+    maker.__name__: maker for maker in (pfedbayes, fedavg, vgg, seeds, evaluation, scale, long)
+}
+
+
+def chosen(device: str, amount: Amount, only: list[str], full: bool) -> dict[str, Callable[[], Section]]:
+    """The sections to measure, by name; the long runs only where they are asked for."""
+    names = only or [name for name in SECTIONS if name != "long" or full]
+    return {name: partial(SECTIONS[name], device, amount) for name in names}
