@@ -53,33 +53,33 @@ def measure(wanted: argparse.Namespace, out: Path | None) -> None:
     device = choose_device(wanted.device)
     began = time.monotonic()
     torch.set_num_threads(cores())
-    rates = limits.measure(device, 8192 if device == "cuda" else 2048)
     about = {
         "date": now(),
         "commit": describe_code()["commit"],
         "machine": describe_machine() | {"gpu": torch.cuda.get_device_name() if device == "cuda" else None},
         "quick": wanted.quick,
-        "limits": rates._asdict(),
     }
     for name, make in chosen(device, QUICK if wanted.quick else FULL, wanted.only, wanted.full).items():
         made = make()
         say(f"{time.monotonic() - began:5.0f} s  {made.title}")
-        measured = {"title": made.title, "note": made.note, "rows": results(made, rates), **about}
+        measured = {"title": made.title, "note": made.note, **results(made, device), **about}
         print(section(measured), flush=True)
         if out:
             keep(out.with_name(f"{out.stem}_{device}.json"), name, measured)
     say(f"{time.monotonic() - began:5.0f} s  done")
 
 
-def results(made: Section, rates: limits.Limits) -> list[dict[str, Any]]:
-    """The rows of a race with the work that was done, and the least time that it takes on this machine."""
+def results(made: Section, device: str) -> dict[str, Any]:
+    """The rows of a race with the work that was done and the least time that it takes at the machine's limits."""
+    before = limits.measure(device)
     rows = race(made, say)
+    rates = limits.best(before, limits.measure(device))
     for row, contender in zip(rows, made.contenders, strict=True):
         if "absent" not in row:
             trains = contender.options.get("job", "train") == "train"
             row["client_steps"] = contender.work.client_steps if trains else None
             row["floor"] = limits.floor(contender.work, rates, row["tf32"]) if trains else None
-    return rows
+    return {"rows": rows, "limits": rates._asdict()}
 
 
 def keep(path: Path, name: str, measured: dict[str, Any]) -> None:

@@ -55,9 +55,9 @@ def section(measured: dict[str, Any]) -> str:
             "|---|---|---|---|---|---|---|",
             *rows(measured["rows"]),
             "",
-            f"Measured {measured['date']} at {measured['commit']} on {where}, torch {machine['torch']}, Python "
-            f"{machine['python']}; float32 products {limits['flops'] / 1e9:,.0f} GFLOP/s{tf32}, copies "
-            f"{limits['bytes'] / 1e9:,.0f} GB/s.{quick}\n",
+            f"Measured {measured['date']} at {measured['commit'] or 'an unknown commit'} on {where}, torch "
+            f"{machine['torch']}, Python {machine['python']}; float32 products "
+            f"{limits['flops'] / 1e9:,.0f} GFLOP/s{tf32}, copies {limits['bytes'] / 1e9:,.0f} GB/s.{quick}\n",
         ]
     )
 

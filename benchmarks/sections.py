@@ -33,7 +33,7 @@ class Amount:
     clients: tuple[int, ...]
 
 
-FULL = Amount(Turns(repeats=9, warm_up=2, seconds=1.0), local_steps=20, clients=(10, 100, 1000, 10000))
+FULL = Amount(Turns(repeats=9, warm_up=3, seconds=1.0), local_steps=20, clients=(10, 100, 1000, 10000))
 QUICK = Amount(Turns(repeats=2, warm_up=1, seconds=0.2), local_steps=4, clients=(10, 100))
 
 
@@ -144,11 +144,11 @@ def scale(device: str, amount: Amount) -> Section:
         work = Work("pfedbayes", device, data="many", clients=clients, chosen=chosen, local_steps=steps)
         contenders.append(Contender(f"{clients:,} clients, {chosen} a round", "ours", work, {"plan": {}}))
     turns = Turns(repeats=min(amount.turns.repeats, 4), warm_up=amount.turns.warm_up, rounds=1)
-    rounds = 1 + turns.warm_up + turns.repeats
+    rounds = turns.warm_up + turns.repeats
     return Section(
         "Number of clients",
         f"pFedBayes on rows of MNIST, {steps} local steps. A client has a state once it has "
-        f" taken part: after these {rounds} rounds at most {100 * rounds} have.",
+        f"taken part: after these {rounds} rounds at most {100 * rounds} have.",
         contenders,
         turns,
     )

@@ -47,7 +47,7 @@ def serve(work: Work, replies: TextIO, trainer: Trainer) -> None:
 
 def _facts(device: str, seconds: float) -> dict[str, float | bool]:
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else sum(map(peak_bytes, family(os.getpid())))
-    tf32 = device == "cuda" and torch.backends.cuda.matmul.allow_tf32
+    tf32 = device == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return {"seconds": seconds, "memory_mb": peak / 1e6, "tf32": tf32}
 
 
