@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -71,6 +72,7 @@ def measure(wanted: argparse.Namespace, out: Path | None) -> None:
 
 def results(made: Section, device: str) -> dict[str, Any]:
     """The rows of a race with the work that was done and the least time that it takes at the machine's limits."""
+    load = os.getloadavg()[0]
     before = limits.measure(device)
     rows = race(made, say)
     rates = limits.best(before, limits.measure(device))
@@ -79,7 +81,7 @@ def results(made: Section, device: str) -> dict[str, Any]:
             trains = contender.options.get("job", "train") == "train"
             row["client_steps"] = contender.work.client_steps if trains else None
             row["floor"] = limits.floor(contender.work, rates, row["tf32"]) if trains else None
-    return {"rows": rows, "limits": rates._asdict()}
+    return {"rows": rows, "limits": rates._asdict(), "load": load}
 
 
 def keep(path: Path, name: str, measured: dict[str, Any]) -> None:

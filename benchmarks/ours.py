@@ -17,19 +17,24 @@ from pfedbayes.plan import Plan, choose_plan
 
 Job = Literal["train", "mean", "mc10", "activations"]
 EAGER = {"compile": False, "graph": False}
+RUN = 800  # rounds of a run in the paper
 
 
 def plan_for(work: Work, wishes: dict[str, Any]) -> Plan:
-    """The plan that the package chooses, with these fields changed; fields that a plan does not have are left out."""
+    """The plan that the package chooses for a run of 800 rounds, with these fields changed; what choosing a plan cannot
+    be told and fields that a plan does not have are left out."""
     known = {field.name for field in dataclasses.fields(Plan)}
-    plan = choose_plan(work.model(), work.rule(), work.device)
+    choose: Callable[..., Plan] = choose_plan
+    ahead = {"client_steps": RUN * work.client_steps}
+    told = {name: value for name, value in ahead.items() if name in inspect.signature(choose_plan).parameters}
+    plan = choose(work.model(), work.rule(), work.device, **told)
     return dataclasses.replace(plan, **{name: value for name, value in wishes.items() if name in known})
 
 
 def federation(work: Work, wishes: dict[str, Any], method: Method | None = None) -> Federation:
     seeds = range(SEED, SEED + work.seeds)
     plan = plan_for(work, wishes)
-    return Federation(work.shards(), work.model(), method or work.rule(), work.training(), seeds, plan=plan)
+    return Federation(work.shards(), work.model(), method or work.rule(), work.training(), seeds, work.init, plan)
 
 
 def state(federation: Federation) -> Tensor:

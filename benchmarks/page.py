@@ -25,6 +25,8 @@ without start-up, compilation and warm-up.
   in each; on a GPU what torch has allocated there.
 - roofline: the share of the measured time that the least work of a round would take at the rates measured in the same
   run, if nothing overlaps; `benchmarks/limits.py` says what is counted.
+
+The load average before a table was measured says how busy the machine was with other things: near 0 is good.
 """
 
 
@@ -57,7 +59,8 @@ def section(measured: dict[str, Any]) -> str:
             "",
             f"Measured {measured['date']} at {measured['commit'] or 'an unknown commit'} on {where}, torch "
             f"{machine['torch']}, Python {machine['python']}; float32 products "
-            f"{limits['flops'] / 1e9:,.0f} GFLOP/s{tf32}, copies {limits['bytes'] / 1e9:,.0f} GB/s.{quick}\n",
+            f"{limits['flops'] / 1e9:,.0f} GFLOP/s{tf32}, copies {limits['bytes'] / 1e9:,.0f} GB/s; "
+            f"load average before {measured['load']:.1f}.{quick}\n",
         ]
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import shutil
 from collections.abc import Callable
@@ -18,7 +19,9 @@ from pfedbayes.plan import Plan
 PLANS: dict[str, dict[str, Any]] = {
     "default plan": {},
     "eager": EAGER,
+    "not compiled": {"compile": False},  # but on a GPU replayed as a graph
     "compiled": {"compile": True},
+    "TF32": {"precision": "tf32"},
     "vmap, eager": {"over": "vmap", **EAGER},
     "loop, eager": {"over": "loop", **EAGER},
 }
@@ -44,12 +47,12 @@ def described(plan: Plan) -> str:
 
 
 def by_plans(work: Work, names: list[str]) -> list[Contender]:
-    """The package by these plans; one that comes to the same as an earlier one here is left out."""
+    """The package by these plans; one that is impossible here, or the same as an earlier one, is left out."""
     seen: list[Plan] = []
     contenders = []
     for name in names:
         wishes = PLANS[name]
-        if wishes.get("compile") and not compiler():
+        if (wishes.get("compile") and not compiles(work.device)) or ("precision" in wishes and work.device == "cpu"):
             continue
         plan = plan_for(work, wishes)
         if plan in seen:
@@ -60,9 +63,11 @@ def by_plans(work: Work, names: list[str]) -> list[Contender]:
     return contenders
 
 
-def compiler() -> str | None:
-    """The C++ compiler that torch.compile would call on a CPU."""
-    return shutil.which(os.environ.get("CXX", "g++"))
+def compiles(device: str) -> bool:
+    """Whether torch.compile has what it needs: Triton for a GPU, a C++ compiler for a CPU."""
+    if device == "cuda":
+        return importlib.util.find_spec("triton") is not None
+    return shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
 def pfedbayes(device: str, amount: Amount) -> Section:
@@ -71,7 +76,7 @@ def pfedbayes(device: str, amount: Amount) -> Section:
     return Section(
         "pFedBayes",
         f"MNIST, 10 clients, the MLP 784-100-10, batches of 100, {amount.local_steps} local steps, all clients train.",
-        [*by_plans(work, ["default plan", "eager", "compiled"]), naive],
+        [*by_plans(work, ["default plan", "eager", "not compiled", "compiled", "TF32"]), naive],
         amount.turns,
     )
 
@@ -86,7 +91,7 @@ def fedavg(device: str, amount: Amount) -> Section:
     return Section(
         "FedAvg",
         "The same data, network and amount of training. Everybody takes the same batches from the same start.",
-        [*by_plans(work, ["default plan", "eager", "compiled"]), *others],
+        [*by_plans(work, ["default plan", "eager", "not compiled", "compiled"]), *others],
         amount.turns,
     )
 
@@ -97,7 +102,7 @@ def vgg(device: str, amount: Amount) -> Section:
     return Section(
         "pFedBayes, VGG",
         f"Random 32 x 32 colour images, {clients} clients, batches of 50, {steps} local steps.",
-        by_plans(work, ["default plan", "vmap, eager", "loop, eager"]),
+        by_plans(work, ["default plan", "vmap, eager", "loop, eager", "TF32"]),
         amount.turns,
     )
 
@@ -142,7 +147,9 @@ def scale(device: str, amount: Amount) -> Section:
     for clients in amount.clients:
         chosen = min(clients, 100)
         work = Work("pfedbayes", device, data="many", clients=clients, chosen=chosen, local_steps=steps)
-        contenders.append(Contender(f"{clients:,} clients, {chosen} a round", "ours", work, {"plan": {}}))
+        # Short runs of few clients would not be compiled; here all are, or none.
+        plan = {"compile": compiles(device)}
+        contenders.append(Contender(f"{clients:,} clients, {chosen} a round", "ours", work, {"plan": plan}))
     turns = Turns(repeats=min(amount.turns.repeats, 4), warm_up=amount.turns.warm_up, rounds=1)
     rounds = turns.warm_up + turns.repeats
     return Section(

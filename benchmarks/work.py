@@ -14,7 +14,7 @@ from pfedbayes.data import DataConfig, Shards, load, load_shards, positions
 from pfedbayes.engine import Training
 from pfedbayes.likelihoods import Classification
 from pfedbayes.methods import FedAvg, Method, PFedBayes
-from pfedbayes.nets import Model, Net, mlp, vgg
+from pfedbayes.nets import Init, Model, Net, mlp, vgg
 from pfedbayes.streams import Purpose, key
 
 SEED = 1
@@ -46,6 +46,11 @@ class Work:
     @property
     def example_shape(self) -> tuple[int, ...]:
         return (3, 32, 32) if self.data == "images" else (1, 28, 28)
+
+    @property
+    def init(self) -> Init:
+        """How the first weights are drawn, as in the experiments of the paper."""
+        return "kaiming" if self.data == "images" else self.rule().default_init
 
     def module(self) -> nn.Module:
         """The paper's network for such data, with weights that are not yet drawn."""
@@ -87,7 +92,7 @@ class Work:
 
     def first_theta(self) -> Tensor:
         """The parameters (T,) that everybody's first shared model has."""
-        return self.model().net.init(key(SEED, Purpose.INIT), self.rule().default_init).to(self.device)
+        return self.model().net.init(key(SEED, Purpose.INIT), self.init).to(self.device)
 
 
 class Examples:

@@ -59,7 +59,7 @@ def test_a_section_is_measured_and_written_and_leaves_the_others_alone(tiny, tmp
 def stamp():
     machine = {"cpu": "a CPU", "cores": 2, "memory_gb": 4, "gpu": None, "torch": "2.13", "python": "3.11"}
     rates = {"flops": 1e9, "flops_tf32": 1e9, "bytes": 1e9}
-    return {"machine": machine, "limits": rates, "date": "today", "commit": None, "quick": False}
+    return {"machine": machine, "limits": rates, "date": "today", "commit": None, "quick": False, "load": 0.0}
 
 
 def row(name, seconds, **others):
