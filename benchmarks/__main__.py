@@ -73,9 +73,14 @@ def measure(wanted: argparse.Namespace, out: Path | None) -> None:
 def results(made: Section, device: str) -> dict[str, Any]:
     """The rows of a race with the work that was done and the least time that it takes at the machine's limits."""
     load = os.getloadavg()[0]
-    before = limits.measure(device)
-    rows = race(made, say)
-    rates = limits.best(before, limits.measure(device))
+    measured = [limits.measure(device)]
+
+    def after_turn(text: str) -> None:
+        say(text)
+        measured.append(limits.measure(device))
+
+    rows = race(made, after_turn)
+    rates = limits.best(measured)
     for row, contender in zip(rows, made.contenders, strict=True):
         if "absent" not in row:
             trains = contender.options.get("job", "train") == "train"

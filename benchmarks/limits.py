@@ -27,22 +27,24 @@ def measure(device: str) -> Limits:
     size = 8192 if device == "cuda" else 2048
     a, b, product = (torch.rand(size, size, device=device) for _ in range(3))
     source, target = (torch.rand(16, size, size, device=device) for _ in range(2))
-    rates = {}
-    before = torch.get_float32_matmul_precision()
-    for precision in ("highest", "high"):  # "high" is TF32 on a GPU
-        torch.set_float32_matmul_precision(precision)
-        rates[precision] = 2 * size**3 / _best(lambda: torch.mm(a, b, out=product), device)
-    torch.set_float32_matmul_precision(before)
-    copied = 2 * source.nbytes / _best(lambda: target.copy_(source), device)
-    return Limits(rates["highest"], rates["high"], copied)
+
+    def multiply() -> float:
+        return 2 * size**3 / _least_seconds(lambda: torch.mm(a, b, out=product), device)
+
+    flops = flops_tf32 = multiply()
+    if device == "cuda":
+        torch.set_float32_matmul_precision("high")
+        flops_tf32 = multiply()
+        torch.set_float32_matmul_precision("highest")
+    return Limits(flops, flops_tf32, 2 * source.nbytes / _least_seconds(lambda: target.copy_(source), device))
 
 
-def best(first: Limits, second: Limits) -> Limits:
-    """The higher rate of each kind: what disturbs a measurement only ever lowers it."""
-    return Limits(*map(max, first, second))
+def best(measured: list[Limits]) -> Limits:
+    """The highest rate of each kind: what disturbs a measurement only ever lowers it."""
+    return Limits(*map(max, zip(*measured, strict=True)))
 
 
-def _best(task: Callable[[], object], device: str, repeats: int = 7) -> float:
+def _least_seconds(task: Callable[[], object], device: str, repeats: int = 3) -> float:
     seconds = []
     for _ in range(repeats):
         start = time.perf_counter()

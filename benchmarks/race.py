@@ -157,7 +157,7 @@ def require_same(contender: Contender, difference: float, tf32: bool) -> None:
         raise Disagreement(f"{contender.name} differs by {difference:.1%} of a round from what it should compute")
 
 
-def race(section: Section, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def race(section: Section, after_turn: Callable[[str], None]) -> list[dict[str, Any]]:
     """A row of raw results for each contender, in the section's order."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench")))
@@ -188,7 +188,7 @@ def race(section: Section, say: Callable[[str], None]) -> list[dict[str, Any]]:
             shift = repeat % len(names)  # nobody always comes after the same one
             for name in names[shift:] + names[:shift]:
                 seconds[name].append(workers[name].train(rounds[name]) / rounds[name])
-            say(f"  turn {repeat + 1} of {turns.repeats}")
+            after_turn(f"  turn {repeat + 1} of {turns.repeats}")
         return [
             {"name": contender.name, "absent": absent[contender.name]}
             if contender.name in absent

@@ -145,6 +145,13 @@ def test_the_floor_counts_products_and_state():
     assert limits.floor(work, rates, tf32=True) == pytest.approx(products / 2 + state)
 
 
+def test_the_limits_are_the_best_that_was_seen():
+    measured = limits.measure("cpu")
+    assert measured.flops == measured.flops_tf32 > 1e9
+    assert measured.bytes > 1e8
+    assert limits.best([limits.Limits(1, 5, 3), limits.Limits(2, 4, 3)]) == limits.Limits(2, 5, 3)
+
+
 def test_every_section_has_work_that_can_be_built():
     for make in sections.SECTIONS.values():
         made = make("cpu", sections.FULL)
