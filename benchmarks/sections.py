@@ -37,7 +37,7 @@ class Amount:
 
 
 FULL = Amount(Turns(repeats=9, warm_up=3, seconds=1.0), local_steps=20, clients=(10, 100, 1000, 10000))
-QUICK = Amount(Turns(repeats=2, warm_up=1, seconds=0.2), local_steps=4, clients=(10, 100))
+QUICK = Amount(Turns(repeats=2, warm_up=1, seconds=0.2), local_steps=2, clients=(10, 30))
 
 
 def described(plan: Plan) -> str:
