@@ -56,7 +56,7 @@ class Flower:
     def __init__(self, work: Work, grid: Any) -> None:
         grid.pull_interval = 0.001  # it asks for replies ten times a second if not told otherwise
         self._grid, self._round = grid, 0
-        self._arrays = ArrayRecord(split_theta(work.first_theta(), work.module()))
+        self._arrays = ArrayRecord(split_theta(work.first_theta().cpu(), work.module()))
         self._strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=work.clients, min_available_nodes=work.clients)
 
     def train(self, rounds: int) -> None:

@@ -23,10 +23,10 @@ class Limits(NamedTuple):
 
 
 def measure(device: str) -> Limits:
-    """Best of several: a large square matrix product, and a copy of an array of 16 times as many numbers."""
-    size = 8192 if device == "cuda" else 2048
+    """Best of several: a large square matrix product, and a copy of an array that is larger than any cache."""
+    size, numbers = (8192, 2**28) if device == "cuda" else (2048, 2**26)
     a, b, product = (torch.rand(size, size, device=device) for _ in range(3))
-    source, target = (torch.rand(16, size, size, device=device) for _ in range(2))
+    source, target = (torch.ones(numbers, device=device) for _ in range(2))
 
     def multiply() -> float:
         return 2 * size**3 / _least_seconds(lambda: torch.mm(a, b, out=product), device)

@@ -80,9 +80,10 @@ def rows(measured: list[dict[str, Any]]) -> list[str]:
         ratio = f"{scale * median_ratio(row['seconds'], first['seconds']):.2f}"
         if row is not first and len(ratios) > 1:
             ratio += f" ({min(ratios):.2f}–{max(ratios):.2f})"
+        whole = f": {row['rounds_per_turn']} rounds in {row['rounds_per_turn'] * median:.1f} s"
         cells = [
-            row["name"],
-            f"{median:.4f}",
+            row["name"] + (whole if len(ratios) == 1 else ""),
+            f"{median:.3g}",
             f"{steps / median:,.0f}" if steps else "",
             ratio,
             f"{row['gap']:.0e}" if row["gap"] is not None else "",

@@ -48,7 +48,7 @@ def test_a_section_is_measured_and_written_and_leaves_the_others_alone(tiny, tmp
     assert "2 clients, 2 a round" in printed
     text = page.read_text()
     assert printed.strip() in text
-    assert "| old | 1.0000 |" in text
+    assert "| old: 3 rounds in 3.0 s | 1 |" in text
 
     raw["scale"]["title"] = "Another title"
     (tmp_path / "speed_cpu.json").write_text(json.dumps(raw))
@@ -63,7 +63,7 @@ def stamp():
 
 
 def row(name, seconds, **others):
-    blank = {"client_steps": 10, "floor": 0.5, "gap": None, "memory_mb": 100.0}
+    blank = {"client_steps": 10, "floor": 0.5, "gap": None, "memory_mb": 100.0, "rounds_per_turn": 3}
     return {"name": name, "seconds": seconds} | blank | others
 
 
@@ -84,7 +84,7 @@ def test_ratios_are_turn_by_turn_and_per_client_step():
     b = row("b", [2.0, 20.0, 25.0], client_steps=20, gap=2e-6)
     lines = rows([first, a, b, {"name": "c", "absent": "not installed"}])
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    assert cells[0] == ["first", "10.0000", "1", "1.00", "", "100", "5%"]
+    assert cells[0] == ["first", "10", "1", "1.00", "", "100", "5%"]
     assert cells[1][3] == "2.00 (2.00–2.00)"
     assert cells[2][2:5] == ["1", "1.00 (1.00–1.25)", "2e-06"]
     assert cells[3] == ["c", "not installed", "", "", "", "", ""]
