@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import limits
 from benchmarks.page import render, section
-from benchmarks.race import ROOT, Section, race
+from benchmarks.race import ROOT, Disagreement, Failed, Section, race
 from benchmarks.sections import FULL, QUICK, SECTIONS, chosen
 from benchmarks.worker import cores
 from pfedbayes.errors import UserError
@@ -101,5 +101,5 @@ def keep(path: Path, name: str, measured: dict[str, Any]) -> None:
 if __name__ == "__main__":
     try:
         main()
-    except UserError as error:
+    except (UserError, Disagreement, Failed) as error:
         sys.exit(f"error: {error}")

@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.ours import EAGER, Job, evaluates, plan_for
 from benchmarks.race import Contender, Section, Turns
 from benchmarks.work import Work
+from pfedbayes.errors import UserError
 from pfedbayes.plan import Plan
 
 PLANS: dict[str, dict[str, Any]] = {
@@ -186,4 +187,6 @@ SECTIONS: dict[str, Maker] = {
 def chosen(device: str, amount: Amount, only: list[str], full: bool) -> dict[str, Callable[[], Section]]:
     """The sections to measure, by name; the long runs only where they are asked for."""
     names = only or [name for name in SECTIONS if name != "long" or full]
+    if "long" in names and device != "cuda":
+        raise UserError("runs of 800 rounds are measured on a GPU only: add --device cuda, or leave them out")
     return {name: partial(SECTIONS[name], device, amount) for name in names}

@@ -12,6 +12,7 @@ from benchmarks.page import render, rows
 from benchmarks.race import Contender, Disagreement, Failed, Section, Turns, gap, race, require_same
 from benchmarks.work import Work
 from pfedbayes.engine import Federation
+from pfedbayes.errors import UserError
 from pfedbayes.nets import mlp
 
 ONCE = Turns(repeats=2, warm_up=1, rounds=1)
@@ -157,6 +158,13 @@ def test_every_section_has_work_that_can_be_built():
         made = make("cpu", sections.FULL)
         names = [contender.name for contender in made.contenders]
         assert len(set(names)) == len(names) > 0
+
+
+def test_long_runs_are_for_a_gpu():
+    assert "long" not in sections.chosen("cpu", sections.FULL, only=[], full=False)
+    assert "long" in sections.chosen("cuda", sections.FULL, only=[], full=True)
+    with pytest.raises(UserError, match="GPU only"):
+        sections.chosen("cpu", sections.FULL, only=["long"], full=False)
 
 
 def test_plans_that_come_to_the_same_are_raced_once(monkeypatch):
