@@ -23,8 +23,9 @@ from benchmarks.work import Work
 
 ROOT = Path(__file__).parents[1]
 # How far contenders may differ, as a fraction of the way that the models go in a round. Where a gradient is next to
-# nothing Adam still takes a full step, so that rounding shows: up to some 1e-4 in float32, and more in TF32.
-TOLERANCE, TOLERANCE_TF32 = 0.01, 0.2
+# nothing Adam still takes a full step, so that rounding shows: 2e-4 for the MLP and 3e-3 for the VGG in float32. One
+# local step more in twenty is 4e-2 or more.
+TOLERANCE, TOLERANCE_TF32 = 0.03, 0.2
 
 # The same for every contender.
 ENVIRONMENT = {

@@ -60,7 +60,8 @@ def by_plans(work: Work, names: list[str]) -> list[Contender]:
             continue
         seen.append(plan)
         title = f"ours, {name} ({described(plan)})" if name == "default plan" else f"ours, {name}"
-        contenders.append(Contender(title, "ours", work, {"plan": wishes}, same=True))
+        # Another precision is another computation.
+        contenders.append(Contender(title, "ours", work, {"plan": wishes}, same="precision" not in wishes))
     return contenders
 
 
