@@ -72,6 +72,11 @@ def compiles(device: str) -> bool:
     return shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
+def one_plan(device: str) -> dict[str, Any]:
+    """Options for works of different size: the plan that is chosen by itself compiles only what is long enough."""
+    return {"plan": {"compile": compiles(device)}}
+
+
 def pfedbayes(device: str, amount: Amount) -> Section:
     work = Work("pfedbayes", device, local_steps=amount.local_steps)
     naive = Contender("plain loops (examples/naive_pfedbayes.py)", "naive", work, same=True)
@@ -114,13 +119,13 @@ def seeds(device: str, amount: Amount) -> Section:
     if device == "cuda":
         works["VGG"] = dataclasses.replace(works["MLP"], data="images", clients=20, batch_size=50)
     contenders = [
-        Contender(f"{net}, {count}", "ours", dataclasses.replace(work, seeds=number), {"plan": {}})
+        Contender(f"{net}, {count}", "ours", dataclasses.replace(work, seeds=number), one_plan(device))
         for net, work in works.items()
         for count, number in (("one seed", 1), ("five seeds at once", 5))
     ]
     return Section(
         "Five seeds at once",
-        "pFedBayes with the default plan. A ratio below 1: five at once are cheaper than five in turn.",
+        "pFedBayes. A ratio below 1: five at once are cheaper than five in turn.",
         contenders,
         amount.turns,
     )
@@ -149,9 +154,7 @@ def scale(device: str, amount: Amount) -> Section:
     for clients in amount.clients:
         chosen = min(clients, 100)
         work = Work("pfedbayes", device, data="many", clients=clients, chosen=chosen, local_steps=steps)
-        # Short runs of few clients would not be compiled; here all are, or none.
-        plan = {"compile": compiles(device)}
-        contenders.append(Contender(f"{clients:,} clients, {chosen} a round", "ours", work, {"plan": plan}))
+        contenders.append(Contender(f"{clients:,} clients, {chosen} a round", "ours", work, one_plan(device)))
     turns = Turns(repeats=min(amount.turns.repeats, 4), warm_up=amount.turns.warm_up, rounds=1)
     rounds = turns.warm_up + turns.repeats
     return Section(
