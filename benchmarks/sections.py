@@ -72,6 +72,14 @@ def compiles(device: str) -> bool:
     return shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
+def loops(name: str, kind: str, work: Work) -> list[Contender]:
+    """A loop over clients with all cores and, on a CPU, with one thread, which suits its small steps better."""
+    contenders = [Contender(name, kind, work, same=True)]
+    if work.device == "cpu":
+        contenders.append(Contender(f"{name}, one thread", kind, work, {"threads": 1}, same=True))
+    return contenders
+
+
 def one_plan(device: str) -> dict[str, Any]:
     """Options for works of different size: the plan that is chosen by itself compiles only what is long enough."""
     return {"plan": {"compile": compiles(device)}}
@@ -79,11 +87,11 @@ def one_plan(device: str) -> dict[str, Any]:
 
 def pfedbayes(device: str, amount: Amount) -> Section:
     work = Work("pfedbayes", device, local_steps=amount.local_steps)
-    naive = Contender("plain loops (examples/naive_pfedbayes.py)", "naive", work, same=True)
+    naive = loops("plain loops (examples/naive_pfedbayes.py)", "naive", work)
     return Section(
         "pFedBayes",
         f"MNIST, 10 clients, the MLP 784-100-10, batches of 100, {amount.local_steps} local steps, all clients train.",
-        [*by_plans(work, ["default plan", "eager", "not compiled", "compiled", "TF32"]), naive],
+        [*by_plans(work, ["default plan", "eager", "not compiled", "compiled", "TF32"]), *naive],
         amount.turns,
     )
 
@@ -91,7 +99,7 @@ def pfedbayes(device: str, amount: Amount) -> Section:
 def fedavg(device: str, amount: Amount) -> Section:
     work = Work("fedavg", device, local_steps=amount.local_steps)
     others = [
-        Contender("plain PyTorch loop", "plain", work, same=True),
+        *loops("plain PyTorch loop", "plain", work),
         Contender("pfl 0.6", "pfl_fedavg", work, needs="pfl", same=True),
         Contender("Flower 1.41, simulation", "flower", work, needs="flwr", same=True),
     ]

@@ -27,8 +27,9 @@ class Trainer(Protocol):
     def outcome(self) -> Tensor: ...
 
 
-def serve(work: Work, replies: TextIO, trainer: Trainer) -> None:
+def serve(work: Work, threads: int, replies: TextIO, trainer: Trainer) -> None:
     """Obey {"rounds": n}, {"outcome": PATH} and {"forget_peak": true}; answer with the seconds that it took."""
+    torch.set_num_threads(threads)
     print(json.dumps(_facts(work.device, 0.0)), file=replies)
     for line in sys.stdin:
         command = json.loads(line)
@@ -94,7 +95,10 @@ def main() -> None:
     os.dup2(2, 1)
     torch.set_num_threads(cores())
     work = Work(**spec["work"])
-    importlib.import_module(f"benchmarks.{spec['kind']}").run(work, spec["options"], partial(serve, work, replies))
+    threads = spec["options"].pop("threads", cores())
+    importlib.import_module(f"benchmarks.{spec['kind']}").run(
+        work, spec["options"], partial(serve, work, threads, replies)
+    )
 
 
 if __name__ == "__main__":
