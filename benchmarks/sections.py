@@ -101,6 +101,7 @@ def fedavg(device: str, amount: Amount) -> Section:
     others = [
         *loops("plain PyTorch loop", "plain", work),
         Contender("pfl 0.6", "pfl_fedavg", work, needs="pfl", same=True),
+        Contender("pfl 0.6, one thread", "pfl_fedavg", work, {"threads": 1}, needs="pfl", same=True),
         Contender("Flower 1.41, simulation", "flower", work, needs="flwr", same=True),
     ]
     return Section(
