@@ -1,6 +1,7 @@
 # make run     set up and run the main job: pFedBayes on small MNIST, a few minutes on two cores
 # make test    set up and run lint, types and tests
 # make verify  the slow proofs
+# make bench   set up and measure the speed beside others: at most 15 minutes on two cores
 # make clean   remove what the others made (run folders stay)
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 # Idle OpenMP threads that spin make rounds take seconds on a busy machine.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: run test lint verify clean
+.PHONY: run test lint verify bench clean
 
 run: $(VENV)/installed
 	$(BIN)/pfedbayes run $(ARGS)
@@ -26,6 +27,16 @@ lint: $(VENV)/installed-dev
 verify: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m slow --durations=0 -rA $(ARGS)
 
+# The peers pin other versions than the tools do, so they live apart.
+bench: $(VENV)-bench/installed
+	$(VENV)-bench/bin/python -m benchmarks $(ARGS)
+
+$(VENV)-bench/installed: pyproject.toml constraints-bench.txt
+	$(PYTHON) -m venv $(VENV)-bench
+	$(VENV)-bench/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-bench.txt \
+		--editable '.[bench]'
+	@touch $@
+
 $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 …")'
 	$(PYTHON) -m venv $(VENV)
@@ -37,4 +48,4 @@ $(VENV)/installed-dev: $(VENV)/installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(VENV)-bench build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -1,0 +1,205 @@
+"""What is measured: the tables of the page."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from benchmarks.ours import EAGER, Job, evaluates, plan_for
+from benchmarks.race import Contender, Section, Turns
+from benchmarks.work import Work
+from pfedbayes.errors import UserError
+from pfedbayes.plan import Plan
+
+PLANS: dict[str, dict[str, Any]] = {
+    "default plan": {},
+    "eager": EAGER,
+    "not compiled": {"compile": False},  # but on a GPU replayed as a graph
+    "compiled": {"compile": True},
+    "TF32": {"precision": "tf32"},
+    "vmap, eager": {"over": "vmap", **EAGER},
+    "loop, eager": {"over": "loop", **EAGER},
+}
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much is measured: turns of each contender, local steps of a round, and numbers of clients to compare."""
+
+    turns: Turns
+    local_steps: int
+    clients: tuple[int, ...]
+
+
+FULL = Amount(Turns(repeats=9, warm_up=3, seconds=1.0), local_steps=20, clients=(10, 100, 1000, 10000))
+QUICK = Amount(Turns(repeats=2, warm_up=1, seconds=0.2), local_steps=2, clients=(10, 30))
+
+
+def described(plan: Plan) -> str:
+    """How a plan trains clients, and what is switched on in it."""
+    switches = [name for name, value in dataclasses.asdict(plan).items() if value is True]
+    return ", ".join([plan.over, *switches])
+
+
+def by_plans(work: Work, names: list[str]) -> list[Contender]:
+    """The package by these plans; one that is impossible here, or the same as an earlier one, is left out."""
+    seen: list[Plan] = []
+    contenders = []
+    for name in names:
+        wishes = PLANS[name]
+        if (wishes.get("compile") and not compiles(work.device)) or ("precision" in wishes and work.device == "cpu"):
+            continue
+        plan = plan_for(work, wishes)
+        if plan in seen:
+            continue
+        seen.append(plan)
+        title = f"ours, {name} ({described(plan)})" if name == "default plan" else f"ours, {name}"
+        # Another precision is another computation.
+        contenders.append(Contender(title, "ours", work, {"plan": wishes}, same="precision" not in wishes))
+    return contenders
+
+
+def compiles(device: str) -> bool:
+    """Whether torch.compile has what it needs: Triton for a GPU, a C++ compiler for a CPU."""
+    if device == "cuda":
+        return importlib.util.find_spec("triton") is not None
+    return shutil.which(os.environ.get("CXX", "g++")) is not None
+
+
+def loops(name: str, kind: str, work: Work) -> list[Contender]:
+    """A loop over clients with all cores and, on a CPU, with one thread, which suits its small steps better."""
+    contenders = [Contender(name, kind, work, same=True)]
+    if work.device == "cpu":
+        contenders.append(Contender(f"{name}, one thread", kind, work, {"threads": 1}, same=True))
+    return contenders
+
+
+def one_plan(device: str) -> dict[str, Any]:
+    """Options for works of different size: the plan that is chosen by itself compiles only what is long enough."""
+    return {"plan": {"compile": compiles(device)}}
+
+
+def pfedbayes(device: str, amount: Amount) -> Section:
+    work = Work("pfedbayes", device, local_steps=amount.local_steps)
+    naive = loops("plain loops (examples/naive_pfedbayes.py)", "naive", work)
+    return Section(
+        "pFedBayes",
+        f"MNIST, 10 clients, the MLP 784-100-10, batches of 100, {amount.local_steps} local steps, all clients train.",
+        [*by_plans(work, ["default plan", "eager", "not compiled", "compiled", "TF32"]), *naive],
+        amount.turns,
+    )
+
+
+def fedavg(device: str, amount: Amount) -> Section:
+    work = Work("fedavg", device, local_steps=amount.local_steps)
+    others = [
+        *loops("plain PyTorch loop", "plain", work),
+        Contender("pfl 0.6", "pfl_fedavg", work, needs="pfl", same=True),
+        Contender("pfl 0.6, one thread", "pfl_fedavg", work, {"threads": 1}, needs="pfl", same=True),
+        Contender("Flower 1.41, simulation", "flower", work, needs="flwr", same=True),
+    ]
+    return Section(
+        "FedAvg",
+        "The same data, network and amount of training. Everybody takes the same batches from the same start.",
+        [*by_plans(work, ["default plan", "eager", "not compiled", "compiled"]), *others],
+        amount.turns,
+    )
+
+
+def vgg(device: str, amount: Amount) -> Section:
+    clients, steps = (20, amount.local_steps) if device == "cuda" else (4, 2)
+    work = Work("pfedbayes", device, data="images", clients=clients, local_steps=steps, batch_size=50)
+    return Section(
+        "pFedBayes, VGG",
+        f"Random 32 x 32 colour images, {clients} clients, batches of 50, {steps} local steps.",
+        by_plans(work, ["default plan", "vmap, eager", "loop, eager", "TF32"]),
+        amount.turns,
+    )
+
+
+def seeds(device: str, amount: Amount) -> Section:
+    works = {"MLP": Work("pfedbayes", device, local_steps=amount.local_steps)}
+    if device == "cuda":
+        works["VGG"] = dataclasses.replace(works["MLP"], data="images", clients=20, batch_size=50)
+    contenders = [
+        Contender(f"{net}, {count}", "ours", dataclasses.replace(work, seeds=number), one_plan(device))
+        for net, work in works.items()
+        for count, number in (("one seed", 1), ("five seeds at once", 5))
+    ]
+    return Section(
+        "Five seeds at once",
+        "pFedBayes. A ratio below 1: five at once are cheaper than five in turn.",
+        contenders,
+        amount.turns,
+    )
+
+
+def evaluation(device: str, amount: Amount) -> Section:
+    work = Work("pfedbayes", device, local_steps=amount.local_steps)
+    jobs: list[tuple[str, Job]] = [
+        ("a training round", "train"),
+        ("mean network", "mean"),
+        ("all estimators, ten weight samples", "mc10"),
+    ]
+    if evaluates("sampling"):
+        jobs.append(("all estimators, ten samples of the activations", "activations"))
+    return Section(
+        "Evaluation",
+        "Personal and shared model on all 47,500 test images of the MNIST federation, beside a training round of it.",
+        [Contender(name, "ours", work, {"plan": {}, "job": job}) for name, job in jobs],
+        amount.turns,
+    )
+
+
+def scale(device: str, amount: Amount) -> Section:
+    steps = amount.local_steps if device == "cuda" else 2
+    contenders = []
+    for clients in amount.clients:
+        chosen = min(clients, 100)
+        work = Work("pfedbayes", device, data="many", clients=clients, chosen=chosen, local_steps=steps)
+        contenders.append(Contender(f"{clients:,} clients, {chosen} a round", "ours", work, one_plan(device)))
+    turns = Turns(repeats=min(amount.turns.repeats, 4), warm_up=amount.turns.warm_up, rounds=1)
+    rounds = turns.warm_up + turns.repeats
+    return Section(
+        "Number of clients",
+        f"pFedBayes on rows of MNIST, {steps} local steps. A client has a state once it has "
+        f"taken part: after these {rounds} rounds at most {100 * rounds} have.",
+        contenders,
+        turns,
+    )
+
+
+def long(device: str, amount: Amount) -> Section:
+    mnist = Work("pfedbayes", device)
+    images = dataclasses.replace(mnist, data="images", clients=20, batch_size=50)
+    works = {
+        "MNIST, one seed": mnist,
+        "MNIST, five seeds": dataclasses.replace(mnist, seeds=5),
+        "VGG, 20 clients": images,
+    }
+    return Section(
+        "Runs of 800 rounds",
+        "Really run from end to end, without evaluation, after the first rounds have paid for compilation.",
+        [Contender(name, "ours", work, {"plan": {}}) for name, work in works.items()],
+        Turns(repeats=1, warm_up=amount.turns.warm_up, rounds=800),
+    )
+
+
+Maker = Callable[[str, Amount], Section]
+SECTIONS: dict[str, Maker] = {
+    maker.__name__: maker for maker in (pfedbayes, fedavg, vgg, seeds, evaluation, scale, long)
+}
+
+
+def chosen(device: str, amount: Amount, only: list[str], full: bool) -> dict[str, Callable[[], Section]]:
+    """The sections to measure, by name; the long runs only where they are asked for."""
+    names = only or [name for name in SECTIONS if name != "long" or full]
+    if "long" in names and device != "cuda":
+        raise UserError("runs of 800 rounds are measured on a GPU only: add --device cuda, or leave them out")
+    return {name: partial(SECTIONS[name], device, amount) for name in names}

@@ -1,0 +1,121 @@
+"""The work of a race, the same for every contender: data, network, method and the amount of training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pfedbayes.data import DataConfig, Shards, load, load_shards, positions
+from pfedbayes.engine import Training
+from pfedbayes.likelihoods import Classification
+from pfedbayes.methods import FedAvg, Method, PFedBayes
+from pfedbayes.nets import Init, Model, Net, mlp, vgg
+from pfedbayes.streams import Purpose, key
+
+SEED = 1
+METHODS: dict[str, Method] = {"pfedbayes": PFedBayes(), "fedavg": FedAvg()}
+EXAMPLES = {"many": 250, "images": 125}  # of a client; those of the paper's small MNIST and small CIFAR-10
+
+
+@dataclass(frozen=True)
+class Work:
+    """data: "mnist" is the bundled set dealt as in the paper's small protocol (10 clients), "many" deals random rows
+    of it to any number of clients, "images" are random 32 x 32 colour images for the VGG; seeds: federations trained
+    at once; chosen: clients that train in a round (all if not given).
+    """
+
+    method: Literal["pfedbayes", "fedavg"]
+    device: str
+    data: Literal["mnist", "many", "images"] = "mnist"
+    clients: int = 10
+    local_steps: int = 20
+    batch_size: int = 100
+    seeds: int = 1
+    chosen: int | None = None
+
+    @property
+    def client_steps(self) -> int:
+        """Steps of a round, counted over all clients that train."""
+        return self.seeds * (self.chosen or self.clients) * self.local_steps
+
+    @property
+    def example_shape(self) -> tuple[int, ...]:
+        return (3, 32, 32) if self.data == "images" else (1, 28, 28)
+
+    @property
+    def init(self) -> Init:
+        """How the first weights are drawn, as in the experiments of the paper."""
+        return "kaiming" if self.data == "images" else self.rule().default_init
+
+    def module(self) -> nn.Module:
+        """The paper's network for such data, with weights that are not yet drawn."""
+        return vgg() if self.data == "images" else mlp([784, 100, 10])
+
+    def model(self) -> Model:
+        return Model(Net(self.module()), Classification())
+
+    def rule(self) -> Method:
+        """The method with its own defaults."""
+        return METHODS[self.method]
+
+    def training(self) -> Training:
+        return Training(
+            local_steps=self.local_steps,
+            batch_size=self.batch_size,
+            participants=self.chosen,
+            train="chosen" if self.chosen else "all",
+            seed=SEED,
+        )
+
+    def shards(self) -> Shards:
+        if self.data == "mnist":
+            return load_shards(DataConfig(name="mnist", size="small"))
+        rng = np.random.default_rng(SEED)
+        examples = EXAMPLES[self.data]
+        if self.data == "images":
+            pool_x = torch.from_numpy(rng.integers(0, 256, (self.clients * examples, *self.example_shape), np.uint8))
+            pool_y = torch.from_numpy(rng.integers(0, 10, len(pool_x)))
+            rows = torch.split(torch.arange(len(pool_x)), examples)
+        else:
+            pool = load("mnist")
+            pool_x, pool_y = pool.x, pool.y
+            picks = (rng.choice(len(pool_x), examples, replace=False) for _ in range(self.clients))
+            rows = tuple(torch.from_numpy(pick) for pick in picks)
+        none = (torch.empty(0, dtype=torch.int64),) * self.clients
+        names = tuple(f"client {i}" for i in range(self.clients))
+        return Shards(pool_x, pool_y, rows, none, none, names, num_classes=10)
+
+    def first_theta(self) -> Tensor:
+        """The parameters (T,) that everybody's first shared model has."""
+        return self.model().net.init(key(SEED, Purpose.INIT), self.init).to(self.device)
+
+
+class Examples:
+    """A client's training data as loops over clients want them: floats on the device, converted once."""
+
+    def __init__(self, work: Work, shards: Shards, client: int) -> None:
+        self.work, self.client = work, client
+        rows = shards.train[client]
+        self.x = work.model().inputs(shards.x[rows].to(work.device), torch.float32)
+        self.y = shards.y[rows].to(work.device)
+
+    def order(self, round: int) -> Tensor:
+        """Rows of the batches of a round, (local_steps, batch_size): the ones that the engine takes too."""
+        per_round = self.work.local_steps * self.work.batch_size
+        taken = positions(SEED, self.client, len(self.y), (round - 1) * per_round, per_round)
+        return torch.from_numpy(taken).to(self.work.device).view(self.work.local_steps, self.work.batch_size)
+
+    def batches(self, round: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for rows in self.order(round):
+            yield self.x[rows], self.y[rows]
+
+
+def split_theta(theta: Tensor, module: nn.Module) -> dict[str, Tensor]:
+    """A flat theta as the tensors of a module, by name."""
+    parts = torch.split(theta, [weight.numel() for weight in module.parameters()])
+    return {name: part.view_as(w) for (name, w), part in zip(module.named_parameters(), parts, strict=True)}
