@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -11,9 +10,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.work import SEED, Work
+from pfedbayes import engine
 from pfedbayes.engine import Federation
 from pfedbayes.methods import Method
-from pfedbayes.plan import Plan, choose_plan
+from pfedbayes.plan import Plan
 
 Job = Literal["train", "mean", "mc10", "activations"]
 EAGER = {"compile": False, "graph": False}
@@ -21,14 +21,10 @@ RUN = 800  # rounds of a run in the paper
 
 
 def plan_for(work: Work, wishes: dict[str, Any]) -> Plan:
-    """The plan that the package chooses for a run of 800 rounds, with these fields changed; what choosing a plan cannot
-    be told and fields that a plan does not have are left out."""
-    known = {field.name for field in dataclasses.fields(Plan)}
-    choose: Callable[..., Plan] = choose_plan
-    ahead = {"client_steps": RUN * work.client_steps}
-    told = {name: value for name, value in ahead.items() if name in inspect.signature(choose_plan).parameters}
-    plan = choose(work.model(), work.rule(), work.device, **told)
-    return dataclasses.replace(plan, **{name: value for name, value in wishes.items() if name in known})
+    """The plan that the package chooses for a run of 800 rounds, with these fields changed."""
+    training = dataclasses.replace(work.training(), rounds=RUN)
+    plan = engine.plan_for(work.model(), work.rule(), training, work.clients, work.seeds, work.device)
+    return dataclasses.replace(plan, **wishes)
 
 
 def federation(work: Work, wishes: dict[str, Any], method: Method | None = None) -> Federation:
@@ -52,23 +48,17 @@ class Ours:
         self.federation = federation(work, plan)
         if job != "train":
             self.federation.train_round()  # so that every client has a model of its own
-        self._evaluate: Callable[..., object] = self.federation.evaluate  # its options are looked up at run time
         jobs: dict[Job, Callable[[], object]] = {
             "train": self.federation.train_round,
             "mean": self._mean,
-            "mc10": lambda: self._evaluate(samples=10),
-            "activations": lambda: self._evaluate(samples=10, sampling="activations"),
+            "mc10": lambda: self.federation.evaluate(samples=10),
+            "activations": lambda: self.federation.evaluate(samples=10, sampling="activations"),
         }
         self._job = jobs[job]
 
     def _mean(self) -> None:
         """The mean network of both models on all test sets."""
-        if evaluates("estimators"):
-            self._evaluate(estimators=("mean",))
-            return
-        for which in self.federation.models():
-            for i, rows in enumerate(self.federation.shards.test):
-                self.federation.predict(which, i, self.federation.shards.x[rows])
+        self.federation.evaluate(estimators=("mean",))
 
     def train(self, rounds: int) -> None:
         for _ in range(rounds):
@@ -76,11 +66,6 @@ class Ours:
 
     def outcome(self) -> Tensor:
         return state(self.federation)
-
-
-def evaluates(parameter: str) -> bool:
-    """Whether `Federation.evaluate` can be told this."""
-    return parameter in inspect.signature(Federation.evaluate).parameters
 
 
 def run(work: Work, options: dict[str, Any], serve: Callable[[Ours], None]) -> None:

@@ -20,7 +20,7 @@ from pfedbayes.data import DataConfig, Shards, load_shards
 from pfedbayes.engine import Federation, Training
 from pfedbayes.likelihoods import Classification
 from pfedbayes.methods import PFedBayes
-from pfedbayes.nets import Model, Net, mlp, vgg
+from pfedbayes.nets import Init, Model, Net, mlp, vgg
 from pfedbayes.plan import Precision, choose_plan
 
 PRECISIONS: tuple[Precision, ...] = ("full", "tf32", "bf16")
@@ -44,7 +44,7 @@ def accuracies(shards: Shards, net: str, precision: Precision, args: argparse.Na
     training = Training(rounds=args.rounds, batch_size=100 if net == "DNN" else 50)
     plan = choose_plan(model, method, args.device, client_steps=args.rounds * args.seeds * 200)
     plan = dataclasses.replace(plan, precision=precision)
-    init = "normal" if net == "DNN" else "kaiming"
+    init: Init = "normal" if net == "DNN" else "kaiming"
     federation = Federation(shards, model, method, training, range(1, args.seeds + 1), init, plan)
     for _ in federation.rounds():
         pass

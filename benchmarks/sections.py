@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from benchmarks.ours import EAGER, Job, evaluates, plan_for
+from benchmarks.ours import EAGER, Job, plan_for
 from benchmarks.race import Contender, Section, Turns
 from benchmarks.work import Work
 from pfedbayes.errors import UserError
-from pfedbayes.plan import Plan
+from pfedbayes.plan import Plan, has_compiler
 
 PLANS: dict[str, dict[str, Any]] = {
     "default plan": {},
@@ -53,7 +50,9 @@ def by_plans(work: Work, names: list[str]) -> list[Contender]:
     contenders = []
     for name in names:
         wishes = PLANS[name]
-        if (wishes.get("compile") and not compiles(work.device)) or ("precision" in wishes and work.device == "cpu"):
+        if (wishes.get("compile") and not has_compiler(work.device)) or (
+            "precision" in wishes and work.device == "cpu"
+        ):
             continue
         plan = plan_for(work, wishes)
         if plan in seen:
@@ -63,13 +62,6 @@ def by_plans(work: Work, names: list[str]) -> list[Contender]:
         # Another precision is another computation.
         contenders.append(Contender(title, "ours", work, {"plan": wishes}, same="precision" not in wishes))
     return contenders
-
-
-def compiles(device: str) -> bool:
-    """Whether torch.compile has what it needs: Triton for a GPU, a C++ compiler for a CPU."""
-    if device == "cuda":
-        return importlib.util.find_spec("triton") is not None
-    return shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
 def loops(name: str, kind: str, work: Work) -> list[Contender]:
@@ -82,7 +74,7 @@ def loops(name: str, kind: str, work: Work) -> list[Contender]:
 
 def one_plan(device: str) -> dict[str, Any]:
     """Options for works of different size: the plan that is chosen by itself compiles only what is long enough."""
-    return {"plan": {"compile": compiles(device)}}
+    return {"plan": {"compile": has_compiler(device)}}
 
 
 def pfedbayes(device: str, amount: Amount) -> Section:
@@ -146,9 +138,8 @@ def evaluation(device: str, amount: Amount) -> Section:
         ("a training round", "train"),
         ("mean network", "mean"),
         ("all estimators, ten weight samples", "mc10"),
+        ("all estimators, ten samples of the activations", "activations"),
     ]
-    if evaluates("sampling"):
-        jobs.append(("all estimators, ten samples of the activations", "activations"))
     return Section(
         "Evaluation",
         "Personal and shared model on all 47,500 test images of the MNIST federation, beside a training round of it.",

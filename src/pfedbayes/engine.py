@@ -19,7 +19,7 @@ from pfedbayes.errors import Diverged, UserError
 from pfedbayes.methods.base import Method, Shard, State
 from pfedbayes.nets import Init, Model
 from pfedbayes.optim import Adam, Momentum, adam, adam_init, momentum, momentum_init
-from pfedbayes.plan import Plan, choose_plan
+from pfedbayes.plan import Dtype, Plan, choose_plan
 from pfedbayes.population import HOST, InFile, InMemory, Population, choose_resting
 from pfedbayes.prediction import Prediction
 from pfedbayes.streams import Purpose, choose, key, keys
@@ -70,11 +70,20 @@ class Training:
         return in_window or round % self.evaluate_every == 0 or round == self.rounds
 
 
-def client_steps(training: Training, method: Method, num_clients: int, num_seeds: int) -> int:
-    """How many local steps of single clients a whole run takes."""
+def plan_for(
+    model: Model,
+    method: Method,
+    training: Training,
+    num_clients: int,
+    num_seeds: int,
+    device: str = "auto",
+    dtype: Dtype = "float32",
+) -> Plan:
+    """The plan for a whole run."""
     everybody = (training.train or method.who_trains) == "all"
-    per_round = 1 if method.pools else num_clients if everybody else training.participants or num_clients
-    return training.rounds * training.local_steps * per_round * num_seeds
+    per_seed = 1 if method.pools else num_clients if everybody else training.participants or num_clients
+    at_once = per_seed * num_seeds
+    return choose_plan(model, method, device, dtype, training.rounds * training.local_steps * at_once, at_once)
 
 
 Trio = tuple[State, list[State], list[Adam | Momentum]]  # states of clients, servers and the servers' optimisers
@@ -121,8 +130,7 @@ class Federation(Prediction):
         self.shards, self.model, self.method = shards, model, method
         self.training = training or Training()
         self.seeds = tuple(seeds) if seeds is not None else (self.training.seed,)
-        steps_ahead = client_steps(self.training, method, len(shards.train), len(self.seeds))
-        self.plan = plan or choose_plan(model, method, client_steps=steps_ahead)
+        self.plan = plan or plan_for(model, method, self.training, len(shards.train), len(self.seeds))
         if self.plan.over == "vmap" and not method.batched:
             raise UserError(f"{method.title} trains one client after another: set execution.over=loop")
         if method.classifies and model.likelihood.task != "classification":

@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from pfedbayes.config import build, nearest, parse_override, read_toml
 from pfedbayes.data import DataConfig, Shards
-from pfedbayes.engine import Federation, Training, client_steps
+from pfedbayes.engine import Federation, Training, plan_for
 from pfedbayes.errors import UserError
 from pfedbayes.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.methods import METHODS, Method
 from pfedbayes.nets import Init, Model, Net, WithNoise, mlp, vgg
-from pfedbayes.plan import Convolutions, Dtype, Noise, Over, Plan, Precision, choose_plan
+from pfedbayes.plan import Convolutions, Dtype, Noise, Over, Plan, Precision
 from pfedbayes.population import Resting
 from pfedbayes.prediction import Sampling, Split, estimator_names
 
@@ -222,8 +222,8 @@ def build_federation(
     """A federation at round 0; the model is the experiment's unless another is given."""
     model = model or build_model(experiment.net, shards, experiment.method)
     if plan is None:
-        steps = client_steps(experiment.training, experiment.method, len(shards.train), len(seeds))
-        plan = experiment.execution.adapt(choose_plan(model, experiment.method, device, client_steps=steps))
+        chosen = plan_for(model, experiment.method, experiment.training, len(shards.train), len(seeds), device)
+        plan = experiment.execution.adapt(chosen)
     return Federation(
         shards, model, experiment.method, experiment.training, seeds, experiment.net.init, plan, clients_file
     )

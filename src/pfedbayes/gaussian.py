@@ -37,9 +37,9 @@ def mean_field(v: Tensor) -> MeanField:
     return MeanField(mu, sigma(rho))
 
 
-def grad_in_v(v: Tensor, grad: MeanField) -> Tensor:
-    """The gradient in v = (mu, rho) from the one in (mu, sigma): d sigma / d rho = 1 / (1 + exp(-rho))."""
-    return torch.stack([grad.mu, grad.sigma * torch.sigmoid(v.select(-2, 1))], dim=-2)
+def grad_in_v(v: Tensor, own: MeanField, grad: MeanField) -> Tensor:
+    """The gradient in v = (mu, rho) from the one in its own (mu, sigma): d sigma / d rho = exp(rho - sigma)."""
+    return torch.stack([grad.mu, grad.sigma * torch.exp(v.select(-2, 1) - own.sigma)], dim=-2)
 
 
 def sample(q: MeanField, g: Tensor) -> Tensor:
@@ -68,10 +68,10 @@ def kl_grad_q(q: MeanField, w: MeanField) -> MeanField:
 
 def kl_grad_w(q: MeanField, w: MeanField) -> MeanField:
     """Gradient of KL(q || w), Eq. (8), in the means and standard deviations of w, factored as in `kl_grad_q`."""
-    precision = w.sigma.pow(-2)
-    difference = w.mu - q.mu
-    spread = (w.sigma - q.sigma) * (w.sigma + q.sigma) - difference.square()
-    return MeanField(difference * precision, spread / w.sigma * precision)
+    inverse = w.sigma.reciprocal()
+    difference = (w.mu - q.mu) * inverse
+    spread = (w.sigma - q.sigma) * (w.sigma + q.sigma) * inverse.square() - difference.square()
+    return MeanField(difference * inverse, spread * inverse)
 
 
 def barycentre(v: Tensor, weights: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from dataclasses import dataclass
@@ -81,20 +82,28 @@ def choose_device(device: str) -> str:
 def has_compiler(device: str) -> bool:
     """Whether torch.compile has what it needs: a C++ compiler for a CPU, Triton for a GPU."""
     if device == "cuda":
-        return torch.utils._triton.has_triton()
+        return importlib.util.find_spec("triton") is not None
     return shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
 # Compiling takes up to half a minute; it pays for itself after about so many parameters updated.
 WORTH_COMPILING = 3 * 10**9
+# A CPU works on so many parameters at a time: more do not stay in its caches, fewer do not keep it busy.
+TOGETHER = 2**20
 
 
 def choose_plan(
-    model: Model, method: Method, device: str = "auto", dtype: Dtype = "float32", client_steps: int = 0
+    model: Model,
+    method: Method,
+    device: str = "auto",
+    dtype: Dtype = "float32",
+    client_steps: int = 0,
+    at_once: int = 1,
 ) -> Plan:
     """vmap where the method allows it, but for convolutions on a CPU: grouped ones take twice the time of a loop.
 
-    client_steps: how many local steps of single clients are ahead; long runs are compiled where they can be.
+    client_steps: how many local steps of single clients are ahead; long runs are compiled where they can be. at_once:
+    how many clients train in a round.
     """
     device = choose_device(device)
     on_gpu = device == "cuda"
@@ -104,6 +113,7 @@ def choose_plan(
     return Plan(
         device=device,
         over="vmap" if together else "loop",
+        chunk=None if on_gpu or not together else _chunk(at_once, max(1, TOGETHER // model.net.num_params)),
         threads=None if on_gpu else torch.get_num_threads(),
         dtype=dtype,
         compile=one_shape and long and has_compiler(device),
@@ -111,3 +121,10 @@ def choose_plan(
         noise="philox" if on_gpu else "torch",
         convolutions="matmul" if on_gpu and model.net.convolutional else "native",
     )
+
+
+def _chunk(count: int, most: int) -> int | None:
+    """Clients at a time, of `count`: at most so many, and in chunks of one size if there is a size near that."""
+    if count <= most:
+        return None
+    return next((size for size in range(most, most // 2, -1) if count % size == 0), most)

@@ -71,8 +71,8 @@ class TestObjective:
         return Batch(self.x[filled], self.y[filled], weight)
 
     def gradient(self, method, batch, g):
-        grad = method.personal_grad(self.model, mean_field(self.q), mean_field(self.prior), batch, self.n, g)
-        return grad_in_v(self.q, grad)
+        own = mean_field(self.q)
+        return grad_in_v(self.q, own, method.personal_grad(self.model, own, mean_field(self.prior), batch, self.n, g))
 
     def literal_gradient(self, rows, g, zeta):
         v = self.q.clone().requires_grad_()

@@ -128,10 +128,11 @@ class PFedBayes(Method):
         shared = mean_field(w)
         prior = mean_field(fixed) if isinstance(fixed, Tensor) else shared
         for g in noise * self.noise_std if self.noise_std != 1 else noise:
-            grad = self.personal_grad(model, mean_field(q), prior, batch, size, g)
-            q, adam_q = self._update(q, grad_in_v(q, grad), adam_q, self.eta_personal)
-        grad = kl_grad_w(mean_field(q), shared)
-        w, adam_w = self._update(w, grad_in_v(w, grad), adam_w, self.eta_global)
+            own = mean_field(q)
+            grad = grad_in_v(q, own, self.personal_grad(model, own, prior, batch, size, g))
+            q, adam_q = self._update(q, grad, adam_q, self.eta_personal)
+        grad = grad_in_v(w, shared, kl_grad_w(mean_field(q), shared))
+        w, adam_w = self._update(w, grad, adam_w, self.eta_global)
         return Local(q, w, fixed, adam_q, adam_w, size)
 
     def personal_grad(

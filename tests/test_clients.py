@@ -1,0 +1,233 @@
+"""Compiled steps, replayed rounds, other noise and other convolutions: the same results, to rounding."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from federations import (
+    EXACT,
+    TRAINING,
+    client_states,
+    difference,
+    federation,
+    make_model,
+    make_shards,
+    randn,
+    same_bits,
+    trained,
+)
+from pfedbayes.clients import Compiled
+from pfedbayes.errors import Diverged, UserError
+from pfedbayes.methods import METHODS, FedAvg, PFedBayes
+from pfedbayes.nets import Batch, Net, vgg
+from pfedbayes.plan import Plan, choose_plan, has_compiler
+
+COMPILED = dataclasses.replace(EXACT, compile=True)
+PHILOX = dataclasses.replace(EXACT, noise="philox")
+ON_GPU = dataclasses.replace(PHILOX, device="cuda", threads=None)
+ROUNDING = 1e-10
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+needs_compiler = pytest.mark.skipif(not has_compiler("cpu"), reason="needs a C++ compiler")
+
+
+def agree(left, right):
+    """Whether servers and clients of two federations are the same but for rounding."""
+    ours, theirs = client_states(left), client_states(right)
+    assert list(ours) == list(theirs)
+    pairs = [(left.servers, right.servers), *((ours[i], theirs[i]) for i in ours)]
+    return all(difference(_home(a), _home(b)) < ROUNDING for a, b in pairs)
+
+
+def _home(tree):
+    return tuple(_home(part) for part in tree) if not isinstance(tree, torch.Tensor) else tree.cpu()
+
+
+def fixed_shapes(names):
+    return [name for name in names if METHODS[name].batched and not METHODS[name].grows]
+
+
+@needs_compiler
+class TestCompiled:
+    @pytest.mark.parametrize("method", [PFedBayes(samples=2), FedAvg()])
+    def test_results_are_those_without_a_compiler(self, method):
+        assert agree(trained(method, plan=COMPILED), trained(method))
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", fixed_shapes(METHODS))
+    def test_results_are_those_without_a_compiler_for_every_method(self, name):
+        assert agree(trained(METHODS[name](), plan=COMPILED), trained(METHODS[name]()))
+
+    @pytest.mark.slow
+    def test_a_whole_population_of_seeds_and_chunks_agrees(self):
+        plan, seeds = dataclasses.replace(COMPILED, chunk=3, noise="philox"), (1, 2)
+        assert agree(trained(PFedBayes(), plan=plan, seeds=seeds), trained(PFedBayes(), plan=PHILOX, seeds=seeds))
+
+    def test_a_resumed_run_has_the_same_bits(self):
+        whole, first, second = (federation(PFedBayes(), plan=COMPILED) for _ in range(3))
+        for _ in range(3):
+            whole.train_round()
+        first.train_round()
+        second.restore(first.tensors(), 1)
+        for _ in range(2):
+            second.train_round()
+        assert same_bits(tuple(whole.tensors().values()), tuple(second.tensors().values()))
+
+    def test_every_set_of_shapes_has_its_own_program(self):
+        double = Compiled(lambda pair: (2 * pair[0], pair[1] + pair[0].sum()))
+        for size in (3, 5):
+            x, y = randn(size), randn(2)
+            assert_close(double((x, y)), (2 * x, y + x.sum()))
+
+
+def test_where_compiling_fails_the_run_goes_on_without_it(monkeypatch):
+    def fails(*_, **__):
+        def never(*_):
+            raise RuntimeError("no compiler\nand many lines more")
+
+        return never
+
+    monkeypatch.setattr(torch, "compile", fails)
+    with pytest.warns(UserWarning, match=r"goes on without it \(no compiler\)$"):
+        ours = trained(PFedBayes(), plan=COMPILED)
+    assert not ours.plan.compile
+    assert same_bits(ours.servers, trained(PFedBayes()).servers)
+
+
+class TestPhilox:
+    def test_a_clients_noise_does_not_depend_on_how_clients_are_trained(self):
+        by_loop = trained(PFedBayes(), plan=dataclasses.replace(PHILOX, over="loop"))
+        assert agree(trained(PFedBayes(), plan=PHILOX), by_loop)
+
+    def test_it_is_other_noise_than_torchs(self):
+        assert difference(trained(PFedBayes(), 1, plan=PHILOX).servers, trained(PFedBayes(), 1).servers) > 1e-4
+
+    def test_methods_without_noise_do_not_care(self):
+        assert agree(trained(FedAvg(), plan=PHILOX), trained(FedAvg()))
+
+
+class TestConvolutions:
+    MODULES = (
+        vgg,
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 5, (3, 2), stride=(2, 3), padding=(1, 0), dilation=(1, 2), bias=False),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.LazyLinear(4),
+        ),
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 6, 3, padding="same"),
+            nn.Conv2d(6, 6, 3, groups=2),
+            nn.Flatten(),
+            nn.LazyLinear(4),
+        ),
+    )
+
+    @pytest.mark.parametrize("make", MODULES)
+    def test_matrix_products_are_the_same_function_with_the_same_gradient(self, make):
+        module = make()
+        x, y, weight = randn(2, 8, 3, 32, 32), torch.arange(16).view(2, 8) % 4, torch.ones(2, 8, dtype=torch.float64)
+        module(x[0].float())
+        native = make_model(module)
+        ours = native._replace(net=native.net.with_matmul_convolutions())
+        thetas = torch.stack([native.net.init(seed, "torch").double() for seed in (1, 2)])
+        assert_close(ours.outputs(thetas[0], x[0]), native.outputs(thetas[0], x[0]))
+        found, expected = (torch.func.vmap(m.grad_nll)(thetas, Batch(x, y, weight)) for m in (ours, native))
+        assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+    def test_the_network_as_it_was_is_left_alone(self):
+        net = Net(vgg())
+        net.with_matmul_convolutions()
+        assert {type(part) for part in net._module.modules() if isinstance(part, nn.Conv2d)} == {nn.Conv2d}
+
+
+class TestPrecision:
+    def test_half_precision_is_close_and_comes_back_in_full(self):
+        shards = dataclasses.replace(make_shards(), x=randn(100, 3, dtype=torch.float32))
+        full = trained(PFedBayes(), plan=Plan(threads=1), shards=shards)
+        half = trained(PFedBayes(), plan=Plan(threads=1, precision="bf16"), shards=shards)
+        assert half.servers[0].dtype == torch.float32
+        assert 0 < difference(half.servers, full.servers) < 0.05
+
+
+class TestPlan:
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"graph": True},
+            {"graph": True, "device": "cuda"},
+            {"graph": True, "device": "cuda", "noise": "philox", "over": "loop"},
+            {"compile": True, "over": "loop"},
+        ],
+    )
+    def test_what_does_not_go_together_is_refused(self, settings):
+        with pytest.raises(UserError, match=r"execution\.(graph|compile)"):
+            Plan(**settings)
+
+    def test_long_runs_are_compiled_and_short_ones_are_not(self):
+        model = make_model()
+        assert not choose_plan(model, PFedBayes(), "cpu", client_steps=100).compile
+        assert choose_plan(model, PFedBayes(), "cpu", client_steps=10**9).compile == has_compiler("cpu")
+        assert not choose_plan(model, METHODS["bnfed"](), "cpu", client_steps=10**9).compile
+
+    @pytest.mark.parametrize(("at_once", "chunk"), [(13, None), (100, 10), (101, 13), (26, 13)])
+    def test_a_cpu_trains_as_many_clients_at_a_time_as_its_caches_hold(self, at_once, chunk):
+        model = make_model(nn.Sequential(nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10)))
+        assert choose_plan(model, PFedBayes(), "cpu", at_once=at_once).chunk == chunk
+
+
+@needs_gpu
+class TestGPU:
+    GRAPH = dataclasses.replace(ON_GPU, graph=True)
+
+    @pytest.mark.parametrize("name", fixed_shapes(METHODS))
+    def test_replayed_rounds_are_those_of_a_cpu(self, name):
+        assert agree(trained(METHODS[name](), plan=self.GRAPH), trained(METHODS[name](), plan=PHILOX))
+
+    @pytest.mark.parametrize("method", [PFedBayes(samples=2), FedAvg(), METHODS["pfedme"]()])
+    def test_compiled_and_replayed_rounds_are_those_of_a_cpu(self, method):
+        plan = dataclasses.replace(self.GRAPH, compile=True)
+        assert agree(trained(method, plan=plan), trained(method, plan=PHILOX))
+
+    def test_chunks_and_seeds_agree_too(self):
+        plan = dataclasses.replace(self.GRAPH, chunk=3)
+        seeds = (1, 2)
+        assert agree(trained(PFedBayes(), plan=plan, seeds=seeds), trained(PFedBayes(), plan=PHILOX, seeds=seeds))
+
+    def test_clients_that_rest_on_the_host_or_in_a_file_agree(self):
+        training = dataclasses.replace(TRAINING, train="chosen")
+        expected = trained(PFedBayes(), plan=PHILOX, training=training)
+        for resting in ("device", "host", "file"):
+            plan = dataclasses.replace(self.GRAPH, resting=resting)
+            assert agree(trained(PFedBayes(), plan=plan, training=training), expected)
+
+    def test_a_resumed_run_has_the_same_bits(self):
+        whole, first, second = (federation(PFedBayes(), plan=self.GRAPH) for _ in range(3))
+        for _ in range(3):
+            whole.train_round()
+        first.train_round()
+        second.restore(first.tensors(), 1)
+        for _ in range(2):
+            second.train_round()
+        assert same_bits(tuple(whole.tensors().values()), tuple(second.tensors().values()))
+
+    def test_divergence_is_found_later_and_leaves_the_state_of_the_round_before(self):
+        ours, good = (federation(PFedBayes(), plan=self.GRAPH) for _ in range(2))
+        for _ in range(2):
+            ours.train_round()
+            good.train_round()
+        ours.confirm()
+        broken = ours.population.get(list(range(5)), ours._fresh_clients)
+        broken.q[3, 0, 0] = torch.nan
+        ours.population.put(list(range(5)), broken)
+        before = {name: value.clone() for name, value in ours.tensors().items()}
+        for _ in range(4):
+            ours.train_round()
+        with pytest.raises(Diverged, match="round 3: site 3"):
+            ours.confirm()
+        assert ours.round == 2
+        after = ours.tensors()
+        assert all(torch.equal(after[name], value) or value.isnan().any() for name, value in before.items())
