@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -95,6 +97,19 @@ class CannotCompile(Exception):
     """torch.compile has failed; the first line of its reason."""
 
 
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A recording that is thrown away while another is being made would spoil it."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 class Replayed:
     """A function of trees of tensors on a GPU, recorded once for each set of shapes and replayed as one launch.
 
@@ -122,7 +137,7 @@ class Replayed:
             self._function(*inputs)  # compiles, and lets libraries set themselves up, which cannot be recorded
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with _no_garbage_collection(), torch.cuda.graph(graph):
             outputs = self._function(*inputs)
         return inputs, outputs, graph
 
