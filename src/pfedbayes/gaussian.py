@@ -37,9 +37,9 @@ def mean_field(v: Tensor) -> MeanField:
     return MeanField(mu, sigma(rho))
 
 
-def grad_in_v(v: Tensor, own: MeanField, grad: MeanField) -> Tensor:
-    """The gradient in v = (mu, rho) from the one in its own (mu, sigma): d sigma / d rho = exp(rho - sigma)."""
-    return torch.stack([grad.mu, grad.sigma * torch.exp(v.select(-2, 1) - own.sigma)], dim=-2)
+def grad_in_rho(grad_sigma: Tensor, rho: Tensor, sigma: Tensor) -> Tensor:
+    """The gradient in rho from the one in sigma: d sigma / d rho = exp(rho - sigma)."""
+    return grad_sigma * torch.exp(rho - sigma)
 
 
 def sample(q: MeanField, g: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from federations import (
 from pfedbayes.clients import client_round
 from pfedbayes.data import Shards
 from pfedbayes.engine import Training
-from pfedbayes.gaussian import barycentre, gaussian, grad_in_v, mean_field, rho_of, sample, sigma
+from pfedbayes.gaussian import barycentre, gaussian, grad_in_rho, mean_field, rho_of, sample, sigma
 from pfedbayes.likelihoods import Regression
 from pfedbayes.methods import PFedBayes
 from pfedbayes.methods.base import Shard
@@ -72,7 +72,8 @@ class TestObjective:
 
     def gradient(self, method, batch, g):
         own = mean_field(self.q)
-        return grad_in_v(self.q, own, method.personal_grad(self.model, own, mean_field(self.prior), batch, self.n, g))
+        grad = method.personal_grad(self.model, own, mean_field(self.prior), batch, self.n, g)
+        return torch.stack([grad.mu, grad_in_rho(grad.sigma, self.q[1], own.sigma)])
 
     def literal_gradient(self, rows, g, zeta):
         v = self.q.clone().requires_grad_()

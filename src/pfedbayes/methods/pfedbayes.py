@@ -12,7 +12,7 @@ from pfedbayes.gaussian import (
     MeanField,
     barycentre,
     gaussian,
-    grad_in_v,
+    grad_in_rho,
     kl_grad_q,
     kl_grad_w,
     mean_field,
@@ -33,15 +33,43 @@ class Client(NamedTuple):
     adam_w: Adam
 
 
+class Moving(NamedTuple):
+    """A Gaussian in training: the rows of v, each with its Adam state, and the sigma of the present rho.
+
+    The rows are apart so that a step goes over memory once: a compiler does not fuse what has to be stacked.
+    """
+
+    mu: Tensor
+    rho: Tensor
+    sigma: Tensor
+    adam_mu: Adam
+    adam_rho: Adam
+
+    @property
+    def field(self) -> MeanField:
+        """Means and standard deviations."""
+        return MeanField(self.mu, self.sigma)
+
+
+def _set_out(v: Tensor, state: Adam) -> Moving:
+    (mu, rho), means, squares = (rows.unbind(-2) for rows in (v, state.mean, state.square))
+    each = (state._replace(mean=mean, square=square) for mean, square in zip(means, squares, strict=True))
+    return Moving(mu, rho, sigma(rho), *each)
+
+
+def _come_home(moving: Moving) -> tuple[Tensor, Adam]:
+    mu, rho, _, of_mu, of_rho = moving
+    mean, square = torch.stack([of_mu.mean, of_rho.mean]), torch.stack([of_mu.square, of_rho.square])
+    return torch.stack([mu, rho]), of_mu._replace(mean=mean, square=square)
+
+
 class Local(NamedTuple):
     """A round under way: the posterior q, the localized global model w, the prior if it is another than w, and the
     weight n of the likelihood."""
 
-    q: Tensor
-    w: Tensor
-    prior: Tensor | tuple[()]
-    adam_q: Adam
-    adam_w: Adam
+    q: Moving
+    w: Moving
+    prior: MeanField | tuple[()]
     size: Tensor
 
 
@@ -115,8 +143,8 @@ class PFedBayes(Method):
     def begin(self, client: Client, received: Tensor, shard: Shard) -> Local:
         """The localized global model starts at the received one; the posterior goes on from where it was."""
         q = received if self.reset_personal else client.q
-        prior = () if self.prior == "moving" else received
-        return Local(q, received, prior, client.adam_q, client.adam_w, shard.size)
+        prior = () if self.prior == "moving" else mean_field(received)
+        return Local(_set_out(q, client.adam_q), _set_out(received, client.adam_w), prior, shard.size)
 
     def noise_shape(self, num_params: int) -> tuple[int, ...]:
         return (self.personal_steps, self.samples, num_params)
@@ -124,16 +152,12 @@ class PFedBayes(Method):
     def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
         """A step on Omega^i for q, then one on Omega_w^i = KL(q || w), Eq. (28), for w, which sees the new q."""
         (batch,) = batches
-        q, w, fixed, adam_q, adam_w, size = local
-        shared = mean_field(w)
-        prior = mean_field(fixed) if isinstance(fixed, Tensor) else shared
+        q, w, fixed, size = local
+        prior = fixed or w.field
         for g in noise * self.noise_std if self.noise_std != 1 else noise:
-            own = mean_field(q)
-            grad = grad_in_v(q, own, self.personal_grad(model, own, prior, batch, size, g))
-            q, adam_q = self._update(q, grad, adam_q, self.eta_personal)
-        grad = grad_in_v(w, shared, kl_grad_w(mean_field(q), shared))
-        w, adam_w = self._update(w, grad, adam_w, self.eta_global)
-        return Local(q, w, fixed, adam_q, adam_w, size)
+            q = self._update(q, self.personal_grad(model, q.field, prior, batch, size, g), self.eta_personal)
+        w = self._update(w, kl_grad_w(q.field, w.field), self.eta_global)
+        return Local(q, w, fixed, size)
 
     def personal_grad(
         self, model: Model, q: MeanField, prior: MeanField, batch: Batch, size: Tensor, g: Tensor
@@ -151,14 +175,22 @@ class PFedBayes(Method):
             grad_mu, grad_sigma = grad_mu + grad_theta, torch.addcmul(grad_sigma, grad_theta, g_k)
         return MeanField(grad_mu, grad_sigma)
 
-    def _update(self, v: Tensor, grad: Tensor, state: Adam, rate: float) -> tuple[Tensor, Adam]:
+    def _update(self, moving: Moving, grad: MeanField, rate: float) -> Moving:
+        """A step against the gradient in means and standard deviations."""
+        mu, rho, old_sigma, adam_mu, adam_rho = moving
+        grad_rho = grad_in_rho(grad.sigma, rho, old_sigma)
         if self.optimizer == "sgd":
-            return sgd(v, grad, rate), state
-        return adam(v, grad, state, rate)
+            mu, rho = sgd(mu, grad.mu, rate), sgd(rho, grad_rho, rate)
+        else:
+            mu, adam_mu = adam(mu, grad.mu, adam_mu, rate)
+            rho, adam_rho = adam(rho, grad_rho, adam_rho, rate)
+        return Moving(mu, rho, sigma(rho), adam_mu, adam_rho)
 
     def end(self, local: Local) -> tuple[Client, Tensor]:
         """The localized global model goes to the server; the posterior stays."""
-        return Client(local.q, local.adam_q, local.adam_w), local.w
+        q, adam_q = _come_home(local.q)
+        w, adam_w = _come_home(local.w)
+        return Client(q, adam_q, adam_w), w
 
     def predict_personal(self, model: Model, client: Client, x: Tensor, noise: Tensor | None) -> Tensor:
         return self._predict(model, client.q, x, noise)
