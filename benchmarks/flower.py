@@ -53,8 +53,9 @@ def train(work: Work, message: Any, context: Any) -> Any:
 class Flower:
     """Lives inside the ServerApp, which owns the grid."""
 
-    def __init__(self, work: Work, grid: Any) -> None:
-        grid.pull_interval = 0.001  # it asks for replies ten times a second if not told otherwise
+    def __init__(self, work: Work, grid: Any, pull_interval: float | None) -> None:
+        if pull_interval is not None:  # it asks for replies ten times a second if not told otherwise
+            grid.pull_interval = pull_interval
         self._grid, self._round = grid, 0
         self._arrays = ArrayRecord(split_theta(work.first_theta().cpu(), work.module()))
         self._strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=work.clients, min_available_nodes=work.clients)
@@ -76,7 +77,7 @@ def run(work: Work, options: dict[str, Any], serve: Callable[[Flower], None]) ->
     client_app.train()(functools.partial(train, work))
 
     def main(grid: Grid, context: Context) -> None:
-        serve(Flower(work, grid))
+        serve(Flower(work, grid, options.get("pull_interval")))
 
     server_app.main()(main)
     resources = {"num_cpus": 1, "num_gpus": 1 / cores if work.device == "cuda" else 0.0}

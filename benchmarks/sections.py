@@ -95,6 +95,14 @@ def fedavg(device: str, amount: Amount) -> Section:
         Contender("pfl 0.6", "pfl_fedavg", work, needs="pfl", same=True),
         Contender("pfl 0.6, one thread", "pfl_fedavg", work, {"threads": 1}, needs="pfl", same=True),
         Contender("Flower 1.41, simulation", "flower", work, needs="flwr", same=True),
+        Contender(
+            "Flower 1.41, simulation, replies asked for every ms",
+            "flower",
+            work,
+            {"pull_interval": 0.001},
+            needs="flwr",
+            same=True,
+        ),
     ]
     return Section(
         "FedAvg",
@@ -149,7 +157,7 @@ def evaluation(device: str, amount: Amount) -> Section:
 
 
 def scale(device: str, amount: Amount) -> Section:
-    steps = amount.local_steps if device == "cuda" else 2
+    steps = amount.local_steps
     contenders = []
     for clients in amount.clients:
         chosen = min(clients, 100)

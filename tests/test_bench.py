@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import __main__ as bench
 from benchmarks import limits, sections
+from benchmarks.ours import EAGER
 from benchmarks.page import render, rows
 from benchmarks.race import Contender, Disagreement, Failed, Section, Turns, gap, race, require_same
 from benchmarks.work import Work
@@ -41,7 +42,7 @@ def test_a_section_is_measured_and_written_and_leaves_the_others_alone(tiny, tmp
     assert list(raw) == ["pfedbayes", "seeds", "scale"]
     assert raw["pfedbayes"] == before["pfedbayes"]
     (measured,) = raw["scale"]["rows"]
-    assert measured["client_steps"] == 2 * 2
+    assert measured["client_steps"] == 2 * TINY.local_steps
     assert len(measured["seconds"]) == 2
     assert min(measured["seconds"]) > 0
     assert measured["memory_mb"] > 10
@@ -169,7 +170,9 @@ def test_long_runs_are_for_a_gpu():
 
 def test_plans_that_come_to_the_same_are_raced_once(monkeypatch):
     work = Work("fedavg", "cpu")
-    monkeypatch.setattr(sections, "PLANS", {"default plan": {}, "again": {"unknown": 1}, "loop": {"over": "loop"}})
+    monkeypatch.setattr(
+        sections, "PLANS", {"default plan": {}, "again": {"over": "vmap"}, "loop": {"over": "loop", **EAGER}}
+    )
     names = [contender.name for contender in sections.by_plans(work, ["default plan", "again", "loop"])]
     assert names[1:] == ["ours, loop"]
     assert names[0].startswith("ours, default plan (vmap")

@@ -1,6 +1,7 @@
 """Compiled steps, replayed rounds, other noise and other convolutions: the same results, to rounding."""
 
 import dataclasses
+import time
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from federations import (
     same_bits,
     trained,
 )
-from pfedbayes.clients import Compiled
+from pfedbayes.clients import Compiled, LocalTraining
 from pfedbayes.errors import Diverged, UserError
 from pfedbayes.methods import METHODS, FedAvg, PFedBayes
 from pfedbayes.nets import Batch, Net, vgg
@@ -177,6 +178,37 @@ class TestPlan:
     def test_a_cpu_trains_as_many_clients_at_a_time_as_its_caches_hold(self, at_once, chunk):
         model = make_model(nn.Sequential(nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10)))
         assert choose_plan(model, PFedBayes(), "cpu", at_once=at_once).chunk == chunk
+
+
+class TestFasterOver:
+    """Convolutions on a CPU go by loop or by vmap, whichever was seen to be faster."""
+
+    long = dataclasses.replace(TRAINING, rounds=10**6)
+    shards = dataclasses.replace(make_shards(), x=randn(100, 3, 32, 32, seed=7))
+
+    def ask(self, training=long, **others):
+        return federation(PFedBayes(), training=training, shards=self.shards, model=make_model(vgg(3)), **others)
+
+    def test_it_is_measured_and_nothing_is_trained(self):
+        ours = self.ask(plan=dataclasses.replace(EXACT, over="loop"))
+        before = ours.tensors()
+        assert ours.faster_over() in ("vmap", "loop")
+        assert same_bits(tuple(before.values()), tuple(ours.tensors().values()))
+
+    @pytest.mark.parametrize("slow", ["vmap", "loop"])
+    def test_the_faster_one_is_chosen(self, monkeypatch, slow):
+        train = LocalTraining.__call__
+
+        def slowed(self, *arguments):
+            time.sleep(0.5 * (self._plan.over == slow))
+            return train(self, *arguments)
+
+        monkeypatch.setattr(LocalTraining, "__call__", slowed)
+        assert self.ask(plan=dataclasses.replace(EXACT, over="loop")).faster_over() != slow
+
+    def test_short_runs_and_dense_nets_are_not_asked(self):
+        assert self.ask(training=TRAINING, plan=dataclasses.replace(EXACT, over="loop")).faster_over() is None
+        assert federation(PFedBayes(), training=self.long).faster_over() is None
 
 
 @needs_gpu

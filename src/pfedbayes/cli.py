@@ -360,8 +360,9 @@ def _print_estimate(setup: Experiment, seeds: list[int], device: str, data_dir: 
     typer.echo(to_toml(setup.sections()))
     cost = estimate(setup, seeds, device, data_dir)
     typer.echo(
-        f"plan: {cost.plan.device}, {cost.plan.over}, {len(seeds)} seed(s)\n"
-        f"time: about {cost.seconds:.0f} s ({cost.seconds_per_round:.2f} s a round, "
+        f"plan: {', '.join(cost.plan.words())}, {len(seeds)} seed(s)\n"
+        f"time: about {cost.seconds:.0f} s ({cost.seconds_to_start:.0f} s to start, "
+        f"{cost.seconds_per_round:.2g} s a round, "
         f"{cost.evaluations} evaluations of {cost.seconds_per_evaluation:.2f} s)\n"
         f"memory: about {cost.bytes / 1e9:.1f} GB for data and states"
         + (f"\ndisk: about {cost.file_bytes / 1e9:.1f} GB for resting clients" if cost.file_bytes else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,11 +20,11 @@ from pfedbayes.errors import Diverged, UserError
 from pfedbayes.methods.base import Method, Shard, State
 from pfedbayes.nets import Init, Model
 from pfedbayes.optim import Adam, Momentum, adam, adam_init, momentum, momentum_init
-from pfedbayes.plan import Dtype, Plan, choose_plan
+from pfedbayes.plan import Dtype, Over, Plan, choose_plan, is_long
 from pfedbayes.population import HOST, InFile, InMemory, Population, choose_resting
 from pfedbayes.prediction import Prediction
 from pfedbayes.streams import Purpose, choose, key, keys
-from pfedbayes.trees import concat, fill, leaves, named_leaves, pick, tree_map
+from pfedbayes.trees import concat, fill, leaves, named_leaves, pick, stack, tree_map
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,18 @@ def plan_for(
     num_seeds: int,
     device: str = "auto",
     dtype: Dtype = "float32",
+    over: Over | None = None,
 ) -> Plan:
     """The plan for a whole run."""
+    ahead, at_once = _ahead(method, training, num_clients, num_seeds)
+    return choose_plan(model, method, device, dtype, ahead, at_once, over)
+
+
+def _ahead(method: Method, training: Training, num_clients: int, num_seeds: int) -> tuple[int, int]:
+    """Local steps of single clients in a whole run, and the clients that train in a round."""
     everybody = (training.train or method.who_trains) == "all"
     per_seed = 1 if method.pools else num_clients if everybody else training.participants or num_clients
-    at_once = per_seed * num_seeds
-    return choose_plan(model, method, device, dtype, training.rounds * training.local_steps * at_once, at_once)
+    return training.rounds * training.local_steps * per_seed * num_seeds, per_seed * num_seeds
 
 
 Trio = tuple[State, list[State], list[Adam | Momentum]]  # states of clients, servers and the servers' optimisers
@@ -202,6 +209,30 @@ class Federation(Prediction):
 
     def _make_local_training(self) -> LocalTraining:
         return LocalTraining(self.method, self.model, self.x, self.y, self.plan)
+
+    def faster_over(self) -> Over | None:
+        """Which of vmap and loop takes less time for a local step of a few clients: for convolutions on a CPU, where it
+        depends on the network and the machine. None elsewhere, and for short runs. Nothing is trained."""
+        ahead, _ = _ahead(self.method, self.training, len(self.shards.train), len(self.seeds))
+        open_question = self.device.type == "cpu" and self.model.net.convolutional and self.method.batched
+        if not open_question or not is_long(self.model, ahead):
+            return None
+        work = self._assign(1)
+        few = work.members[:4]
+        received = stack([self._received(member % self.num_clients, member // self.num_clients) for member in few])
+        shard, weight = self._of_members((self._shard, self._weight), few)
+        part = Work(torch.from_numpy(work.rows[:1, :, : len(few)].copy()), weight, work.names[:1, : len(few)])
+        seconds: dict[Over, float] = {}
+        for over in ("vmap", "loop"):
+            plain = Plan(over=over, threads=self.plan.threads, dtype=self.plan.dtype)
+            train = LocalTraining(self.method, self.model, self.x, self.y, plain)
+            times = []
+            for _ in range(3):  # the first one sets things up
+                start = time.perf_counter()
+                train(self._fresh_clients(few), received, shard, part)
+                times.append(time.perf_counter() - start)
+            seconds[over] = min(times)
+        return min(seconds, key=lambda over: seconds[over])
 
     def rounds(self, until: int | None = None) -> Iterator[int]:
         """Train up to round `until` (the configured number if not given), yielding after each round."""

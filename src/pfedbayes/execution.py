@@ -343,10 +343,12 @@ def load(
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run will take, extrapolated from one round and one evaluation of it; bytes of memory, and bytes of the
-    file in which clients rest."""
+    """What a run will take, extrapolated from one round and one evaluation of it; seconds_to_start: what the first
+    round takes longer than another, to compile for example; bytes of memory, and bytes of the file in which clients
+    rest."""
 
     plan: Plan
+    seconds_to_start: float
     seconds_per_round: float
     seconds_per_evaluation: float
     evaluations: int
@@ -359,12 +361,16 @@ def estimate(experiment: Experiment, seeds: Sequence[int], device: str = "auto",
     """Measure a round and an evaluation, without writing anything."""
     shards = load_shards(experiment.data, data_dir)
     federation = build_federation(experiment, shards, seeds, device=device)
-    federation.train_round()  # the first round also pays for warming up
     clock = runs.Clock()
     federation.train_round()
-    per_round = clock.seconds()
+    federation.confirm()  # a GPU may still be at work
+    first = clock.seconds()
+    federation.train_round()
+    federation.confirm()
+    per_round = clock.seconds() - first
     federation.evaluate(**dataclasses.asdict(experiment.evaluation))
-    per_evaluation = clock.seconds() - per_round
+    per_evaluation = clock.seconds() - first - per_round
+    start = max(0.0, first - per_round)
     rounds = experiment.training.rounds
     evaluations = sum(experiment.training.evaluates(round) for round in range(1, rounds + 1))
     # While a round is under way the old and the new states are both there, beside the gradients of the models.
@@ -377,10 +383,11 @@ def estimate(experiment: Experiment, seeds: Sequence[int], device: str = "auto",
     in_file = federation.plan.resting == "file"
     return Cost(
         federation.plan,
+        start,
         per_round,
         per_evaluation,
         evaluations,
-        rounds * per_round + evaluations * per_evaluation,
+        start + rounds * per_round + evaluations * per_evaluation,
         federation.x.nbytes + federation.y.nbytes + working + (0 if in_file else resting),
         resting if in_file else 0,
     )

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -221,9 +222,12 @@ def build_federation(
 ) -> Federation:
     """A federation at round 0; the model is the experiment's unless another is given."""
     model = model or build_model(experiment.net, shards, experiment.method)
-    if plan is None:
-        chosen = plan_for(model, experiment.method, experiment.training, len(shards.train), len(seeds), device)
-        plan = experiment.execution.adapt(chosen)
-    return Federation(
-        shards, model, experiment.method, experiment.training, seeds, experiment.net.init, plan, clients_file
-    )
+    make = partial(Federation, shards, model, experiment.method, experiment.training, seeds, experiment.net.init)
+    if plan is not None:
+        return make(plan, clients_file)
+    choose = partial(plan_for, model, experiment.method, experiment.training, len(shards.train), len(seeds), device)
+    federation = make(experiment.execution.adapt(choose()), clients_file)
+    faster = None if experiment.execution.over else federation.faster_over()
+    if faster in (None, federation.plan.over):
+        return federation
+    return make(experiment.execution.adapt(choose(over=faster)), clients_file)

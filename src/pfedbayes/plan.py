@@ -54,6 +54,11 @@ class Plan:
         if self.compile and self.over == "loop":
             raise UserError("execution.compile goes with execution.over=vmap: leave one of them out")
 
+    def words(self) -> list[str]:
+        """What stands out in it, for people."""
+        switches = {"compiled": self.compile, "replayed": self.graph, self.precision: self.precision != "full"}
+        return [self.device, self.over, *(word for word, on in switches.items() if on)]
+
     def activate(self) -> None:
         """Set torch's global switches: threads, and on a GPU deterministic kernels and the precision of products."""
         if self.threads is not None:
@@ -92,6 +97,11 @@ WORTH_COMPILING = 3 * 10**9
 TOGETHER = 2**20
 
 
+def is_long(model: Model, client_steps: int) -> bool:
+    """Whether a run is long enough to look for the fastest way first."""
+    return client_steps * model.net.num_params > WORTH_COMPILING
+
+
 def choose_plan(
     model: Model,
     method: Method,
@@ -99,24 +109,26 @@ def choose_plan(
     dtype: Dtype = "float32",
     client_steps: int = 0,
     at_once: int = 1,
+    over: Over | None = None,
 ) -> Plan:
-    """vmap where the method allows it, but for convolutions on a CPU: grouped ones take twice the time of a loop.
+    """vmap where the method allows it, but for convolutions on a CPU, unless it was measured to be faster there.
 
     client_steps: how many local steps of single clients are ahead; long runs are compiled where they can be. at_once:
-    how many clients train in a round.
+    how many clients train in a round. over: what has been measured to be faster, see `Federation.faster_over`.
     """
     device = choose_device(device)
     on_gpu = device == "cuda"
-    together = method.batched and (on_gpu or not model.net.convolutional)
+    images_on_cpu = model.net.convolutional and not on_gpu
+    together = over == "vmap" if over else method.batched and not images_on_cpu
     one_shape = together and not method.grows
-    long = client_steps * model.net.num_params > WORTH_COMPILING
+    long = is_long(model, client_steps)
     return Plan(
         device=device,
         over="vmap" if together else "loop",
         chunk=None if on_gpu or not together else _chunk(at_once, max(1, TOGETHER // model.net.num_params)),
         threads=None if on_gpu else torch.get_num_threads(),
         dtype=dtype,
-        compile=one_shape and long and has_compiler(device),
+        compile=one_shape and long and not images_on_cpu and has_compiler(device),
         graph=one_shape and on_gpu,
         noise="philox" if on_gpu else "torch",
         convolutions="matmul" if on_gpu and model.net.convolutional else "native",
