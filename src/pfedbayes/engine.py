@@ -410,6 +410,7 @@ class Federation(Prediction):
     def checkpoint(self, clients_file: Path) -> dict[str, Tensor]:
         """As `tensors`, but the states of clients that rest in a file are at `clients_file`, forced to disk, and
         only the table of their rows is given back. Call `population.saved()` once that is written."""
+        self.confirm()
         return self._changed() | self.population.checkpoint(clients_file)
 
     def _changed(self) -> dict[str, Tensor]:
@@ -447,6 +448,7 @@ class Federation(Prediction):
             fill(optimizer, on_device, f"server_optimizer.{s}") for s, optimizer in enumerate(self._server_optimizers)
         ]
         self.cursors = copies["cursors"].cpu().numpy()
+        self._pending, self._failed = [], None
         self.round = round
 
     def _refuse_foreign(self, tensors: dict[str, Tensor], client: State) -> None:
