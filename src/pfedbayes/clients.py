@@ -81,11 +81,13 @@ class Compiled:
             result = tree_map(lambda _: torch.empty(0), result)  # the shape of the tree is all that is kept
             return traced_leaves
 
-        traced = make_fx(of_leaves)(*flat)
+        # Copies, since a tensor that is given twice would be taken for one argument.
+        examples = [leaf.clone() for leaf in flat]
+        traced = make_fx(of_leaves)(*examples)
         program = torch.compile(traced, fullgraph=True, dynamic=False)
         try:
             with warnings.catch_warnings(action="ignore"):  # of torch, about itself
-                program(*flat)  # compiles
+                program(*examples)  # compiles
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
