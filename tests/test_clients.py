@@ -179,6 +179,11 @@ class TestPlan:
         with pytest.raises(UserError, match=r"execution\.(graph|compile)"):
             Plan(**settings)
 
+    def test_on_another_device_it_has_nothing_that_only_its_own_has(self):
+        gpu = Plan("cuda", noise="philox", graph=True, precision="tf32", convolutions="matmul", resting="host")
+        assert gpu.on("cuda") == gpu
+        assert gpu.on("cpu") == Plan("cpu", threads=torch.get_num_threads(), noise="philox", resting="host")
+
     def test_long_runs_are_compiled_and_short_ones_are_not(self):
         model = make_model()
         assert not choose_plan(model, PFedBayes(), "cpu", client_steps=100).compile

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -79,6 +80,14 @@ def test_what_load_and_save_need_is_said(tmp_path):
     list(execute(load_experiment(None, BLOBS), tmp_path / "run", [1]))
     with pytest.raises(UserError, match="holds a run"):
         pfedbayes.save(ours, tmp_path / "run")
+
+
+def test_a_run_of_a_gpu_can_be_loaded_without_one(tmp_path):
+    list(execute(load_experiment(None, BLOBS), tmp_path / "run", [1], device="cpu"))
+    info = json.loads((tmp_path / "run" / "run.json").read_text())
+    info["plan"] |= {"device": "cuda", "threads": None, "graph": True, "noise": "philox"}
+    (tmp_path / "run" / "run.json").write_text(json.dumps(info))
+    assert pfedbayes.load(tmp_path / "run", device="cpu").plan.device == "cpu"
 
 
 def test_smaller_chunks_are_recorded_for_a_resumed_run(tmp_path, monkeypatch):

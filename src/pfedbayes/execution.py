@@ -335,7 +335,7 @@ def load(
     if run.info["digest"] is None and (shards is None or model is None):
         raise UserError(f"{folder} holds a federation of your own data and module: give load() its shards and model")
     shards = shards or load_shards(experiment.data)
-    plan = dataclasses.replace(Plan(**run.info["plan"]), device=choose_device(device))
+    plan = Plan(**run.info["plan"]).on(choose_device(device))
     federation = build_federation(experiment, shards, run.info["seeds"], plan, model=model)
     federation.restore(checkpoint.tensors, checkpoint.round, run.folder / runs.CLIENTS)
     return federation

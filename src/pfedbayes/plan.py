@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -58,6 +58,13 @@ class Plan:
         """What stands out in it, for people."""
         switches = {"compiled": self.compile, "replayed": self.graph, self.precision: self.precision != "full"}
         return [self.device, self.over, *(word for word, on in switches.items() if on)]
+
+    def on(self, device: str) -> Plan:
+        """The plan without what only its own device has, if it is to be another one."""
+        if device == self.device:
+            return self
+        threads = None if device == "cuda" else torch.get_num_threads()
+        return replace(self, device=device, threads=threads, graph=False, precision="full", convolutions="native")
 
     def activate(self) -> None:
         """Set torch's global switches: threads, and on a GPU deterministic kernels and the precision of products."""
