@@ -17,11 +17,11 @@ import torch
 from torch.nn.functional import pad
 
 from pfedbayes.data import DataConfig, Shards, load_shards
-from pfedbayes.engine import Federation, Training
+from pfedbayes.engine import Federation, Training, plan_for
 from pfedbayes.likelihoods import Classification
 from pfedbayes.methods import PFedBayes
 from pfedbayes.nets import Init, Model, Net, mlp, vgg
-from pfedbayes.plan import Precision, choose_plan
+from pfedbayes.plan import Precision
 
 PRECISIONS: tuple[Precision, ...] = ("full", "tf32", "bf16")
 HEAD = """# Precision of matrix products
@@ -42,7 +42,7 @@ def accuracies(shards: Shards, net: str, precision: Precision, args: argparse.Na
         shards = dataclasses.replace(shards, x=pad(shards.x, (2, 2, 2, 2)))
     model = Model(Net(module), Classification())
     training = Training(rounds=args.rounds, batch_size=100 if net == "DNN" else 50)
-    plan = choose_plan(model, method, args.device, client_steps=args.rounds * args.seeds * 200)
+    plan = plan_for(model, method, training, len(shards.train), args.seeds, args.device)
     plan = dataclasses.replace(plan, precision=precision)
     init: Init = "normal" if net == "DNN" else "kaiming"
     federation = Federation(shards, model, method, training, range(1, args.seeds + 1), init, plan)

@@ -38,12 +38,6 @@ FULL = Amount(Turns(repeats=9, warm_up=3, seconds=1.0), local_steps=20, clients=
 QUICK = Amount(Turns(repeats=2, warm_up=1, seconds=0.2), local_steps=2, clients=(10, 30))
 
 
-def described(plan: Plan) -> str:
-    """How a plan trains clients, and what is switched on in it."""
-    switches = [name for name, value in dataclasses.asdict(plan).items() if value is True]
-    return ", ".join([plan.over, *switches])
-
-
 def by_plans(work: Work, names: list[str]) -> list[Contender]:
     """The package by these plans; one that is impossible here, or the same as an earlier one, is left out."""
     seen: list[Plan] = []
@@ -58,7 +52,7 @@ def by_plans(work: Work, names: list[str]) -> list[Contender]:
         if plan in seen:
             continue
         seen.append(plan)
-        title = f"ours, {name} ({described(plan)})" if name == "default plan" else f"ours, {name}"
+        title = f"ours, {name} ({', '.join(plan.words()[1:])})" if name == "default plan" else f"ours, {name}"
         # Another precision is another computation.
         contenders.append(Contender(title, "ours", work, {"plan": wishes}, same="precision" not in wishes))
     return contenders

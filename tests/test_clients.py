@@ -164,6 +164,13 @@ class TestPrecision:
         assert half.servers[0].dtype == torch.float32
         assert 0 < difference(half.servers, full.servers) < 0.05
 
+    def test_every_way_to_predict_computes_in_it(self):
+        full = make_model()
+        half, theta, x = full._replace(half=True), full.net.init(1, "torch"), randn(5, 3, dtype=torch.float32)
+        (stacked,) = half.stacked_outputs(theta[None], x)
+        assert torch.equal(stacked, half.outputs(theta, x))
+        assert not torch.equal(stacked, full.outputs(theta, x))
+
 
 class TestPlan:
     @pytest.mark.parametrize(
@@ -183,6 +190,11 @@ class TestPlan:
         gpu = Plan("cuda", noise="philox", graph=True, precision="tf32", convolutions="matmul", resting="host")
         assert gpu.on("cuda") == gpu
         assert gpu.on("cpu") == Plan("cpu", threads=torch.get_num_threads(), noise="philox", resting="host")
+
+    @pytest.mark.parametrize("settings", [{"compile": True}, {"device": "cuda", "graph": True, "noise": "philox"}])
+    def test_models_that_change_size_are_neither_compiled_nor_replayed(self, settings):
+        with pytest.raises(UserError, match="BNFed change size"):
+            federation(METHODS["bnfed"](), plan=Plan(**settings))
 
     def test_long_runs_are_compiled_and_short_ones_are_not(self):
         model = make_model()

@@ -144,8 +144,8 @@ class Federation(Prediction):
             raise UserError(f"{method.title} classifies: give labels instead of numbers, or another method")
         if self.training.server_optimizer != "none" and not method.averages:
             raise UserError(f"{method.title} does not average uploads: leave training.server_optimizer out")
-        if self.plan.graph and method.grows:
-            raise UserError(f"the models of {method.title} change size: leave execution.graph out")
+        if method.grows and (self.plan.graph or self.plan.compile):
+            raise UserError(f"the models of {method.title} change size: leave execution.graph and .compile out")
         self.plan.activate()
         self.model = self.plan.fit(model)
         self.train_sets = (torch.cat(shards.train),) if method.pools else shards.train

@@ -108,7 +108,7 @@ def _train(
                 scores = federation.evaluate(**dataclasses.asdict(experiment.evaluation))
                 record = {"round": round, "seconds": clock.seconds(), **_json_safe(_columns(scores, scored))}
                 writer.append(record)
-            if federation.plan != plan:  # the memory asked for smaller chunks: a resumed run begins with them
+            if federation.plan != plan:  # smaller chunks for the memory, or no compiler: a resumed run begins so
                 plan = federation.plan
                 info = json.loads((writer.folder / runs.INFO).read_text()) | {"plan": dataclasses.asdict(plan)}
                 writer.write(runs.INFO, json.dumps(info, indent=1) + "\n")

@@ -168,10 +168,7 @@ class Model(NamedTuple):
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
         """Outputs of the network with parameters theta at raw inputs."""
-        inputs = self.inputs(x, theta.dtype)
-        if self.half:
-            return self.net(theta.bfloat16(), inputs.bfloat16()).to(theta.dtype)
-        return self.net(theta, inputs)
+        return self._compute(theta, self.inputs(x, theta.dtype))
 
     def stacked_outputs(self, thetas: Tensor, x: Tensor) -> Tensor:
         """Outputs (K, n, ...) of the networks with parameters thetas (K, T) at the same raw inputs.
@@ -179,7 +176,12 @@ class Model(NamedTuple):
         In turn: together they are no faster on a CPU, and on a GPU every network would get a copy of many inputs.
         """
         inputs = self.inputs(x, thetas.dtype)
-        return torch.stack([self.net(theta, inputs) for theta in thetas])
+        return torch.stack([self._compute(theta, inputs) for theta in thetas])
+
+    def _compute(self, theta: Tensor, inputs: Tensor) -> Tensor:
+        if self.half:
+            return self.net(theta.bfloat16(), inputs.bfloat16()).to(theta.dtype)
+        return self.net(theta, inputs)
 
     def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Images are stored as bytes; they are scaled to [-1, 1] ("signed") or [0, 1] ("unit") here and only here."""

@@ -13,6 +13,7 @@ import torch
 from pfedbayes.errors import UserError
 from pfedbayes.methods.base import Method
 from pfedbayes.nets import Model
+from pfedbayes.population import Resting
 
 Over = Literal["vmap", "loop"]
 Noise = Literal["torch", "philox"]
@@ -43,7 +44,7 @@ class Plan:
     noise: Noise = "torch"
     precision: Precision = "full"
     convolutions: Convolutions = "native"
-    resting: Literal["device", "host", "file"] | None = None
+    resting: Resting | None = None
 
     def __post_init__(self) -> None:
         if self.graph and (self.device, self.over, self.noise) != ("cuda", "vmap", "philox"):
@@ -52,7 +53,7 @@ class Plan:
                 "--device cuda, execution.over=vmap and execution.noise=philox"
             )
         if self.compile and self.over == "loop":
-            raise UserError("execution.compile goes with execution.over=vmap: leave one of them out")
+            raise UserError("execution.compile compiles clients together: set execution.over=vmap too, or leave it out")
 
     def words(self) -> list[str]:
         """What stands out in it, for people."""

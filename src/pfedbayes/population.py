@@ -336,10 +336,11 @@ def choose_resting(state_bytes: int, clients: int, all_train: bool, device: torc
     """Where `clients` states of so many bytes rest: on the device if all train every round anyway or if they are
     small, on the host if they are a small part of its memory, else in a file.
     """
-    total = state_bytes * clients
-    memory = host_memory()
+    if all_train:
+        return "device"
+    total, memory = state_bytes * clients, host_memory()
     on_device = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else memory
-    if all_train or total <= SMALL_SHARE * on_device:
+    if total <= SMALL_SHARE * on_device:
         return "device"
     return "host" if total <= HOST_SHARE * memory else "file"
 
