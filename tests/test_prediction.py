@@ -245,6 +245,20 @@ class TestBlocks:
             for metric, values in expected[which][name].items():
                 assert_close(torch.tensor(found[which][name][metric]), torch.tensor(values))
 
+    @pytest.mark.parametrize("estimators", [None, ("mean",)])
+    def test_examples_that_several_clients_have_are_told_to_each(self, estimators):
+        shards = make_shards(test_sizes=(6,) * 5)
+        pool = torch.cat(shards.test)
+        common = tuple(pool[start : start + 12] for start in (0, 6, 0, 3, 18))  # neither disjoint nor the same
+        ours = trained(PFedBayes(), shards=dataclasses.replace(shards, test=common), seeds=(1, 2))
+        found = ours.evaluate(3, label_prior=True, estimators=estimators)["shared"]
+        for i, rows in enumerate(common):
+            alone = ours.estimates("shared", i, ours.batch_of(rows), 3, seed_index=1, label_prior=True)
+            assert set(found) <= set(alone)
+            for name, columns in found.items():
+                own = scores(ours.model.likelihood, alone[name][None], shards.y[rows][None])[0]
+                assert_close(torch.tensor([column[1][i] for column in columns.values()], dtype=own.dtype), own)
+
     def test_more_clients_and_seeds_of_one_size_take_no_more_calls(self):
         calls = []
 

@@ -55,10 +55,13 @@ class Ways(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Clients with equally many examples, and the rows (clients, n) of the pool where these are."""
+    """Clients with equally many examples, the rows (clients, n) of the pool where these are, the rows that occur, and
+    the place (clients, n) of each among those."""
 
     clients: list[int]
     rows: Tensor
+    different: Tensor
+    place: Tensor
 
 
 class Block(NamedTuple):
@@ -156,7 +159,8 @@ class Prediction:
         """Outputs (K, n, ...) of a model by estimator, see `evaluate`."""
         ways = Ways(samples, label_prior=label_prior)
         estimates = self._estimates(which, [seed_index], [client], stack([test]), ways)
-        return {name: outputs[0] for name, outputs in estimates.items()}
+        block = self._block([seed_index], [client], test.y[None], estimates, ways)
+        return {name: outputs[0] for name, outputs in block.outputs.items()}
 
     def blocks(self, which: Which, split: Split, ways: Ways, clients: int | None = None) -> Iterator[Block]:
         """Predictions of a model for all clients that have data, or so many of them, in blocks that fit the memory.
@@ -171,10 +175,31 @@ class Prediction:
             seeds_at_once, clients_at_once = self._block_size(which, group.rows.shape[1], ways)
             for some in _slices(len(self.seeds), seeds_at_once):
                 seeds = range(len(self.seeds))[some]
+                if self._answers_once(which, ways):
+                    yield self._block(seeds, group.clients, self.y[group.rows], self._dealt(seeds, group, ways), ways)
+                    continue
                 for part in _slices(len(group.clients), clients_at_once):
                     ids, test = group.clients[part], self.batch_of(group.rows[part])
-                    estimates = self._estimates(which, seeds, ids, test, ways)
-                    yield Block(seeds, ids, concat([test.y] * len(seeds)), estimates)
+                    yield self._block(seeds, ids, test.y, self._estimates(which, seeds, ids, test, ways), ways)
+
+    def _block(
+        self, seeds: Sequence[int], clients: list[int], y: Tensor, estimates: dict[str, Tensor], ways: Ways
+    ) -> Block:
+        """Estimates of these clients with targets y (c, n, ...), also with their label priors if asked for."""
+        if ways.label_prior:
+            estimates |= self._with_label_prior(estimates, seeds, clients)
+        return Block(seeds, clients, concat([y] * len(seeds)), estimates)
+
+    def _answers_once(self, which: Which, ways: Ways) -> bool:
+        """Whether the model says the same of an example whosever it is: the shared one does unless it draws
+        activations, of which every client has its own."""
+        return which == "shared" and not (self.method.stochastic and ways.draws and ways.sampling == "activations")
+
+    def _dealt(self, seeds: Sequence[int], group: Group, ways: Ways) -> dict[str, Tensor]:
+        """`_estimates` of the shared model for all clients of a group, from one prediction for every example that any
+        of them has."""
+        once = self._estimates("shared", seeds, [], self.batch_of(group.different[None]), ways)
+        return {name: outputs[:, :, group.place].transpose(1, 2).flatten(0, 1) for name, outputs in once.items()}
 
     def evaluation_sets(self, split: Split, clients: int | None = None) -> list[Tensor]:
         """The examples on which each client is scored: with `clients`, none but for so many that have any, drawn once
@@ -195,9 +220,11 @@ class Prediction:
             for i, rows in enumerate(sets):
                 alike.setdefault(len(rows), []).append(i)
             alike.pop(0, None)
-            self._known_groups[split, clients] = [
-                Group(ids, torch.stack([sets[i] for i in ids]).to(self.device)) for ids in alike.values()
-            ]
+            known = self._known_groups[split, clients] = []
+            for ids in alike.values():
+                rows = torch.stack([sets[i] for i in ids])
+                different, place = torch.unique(rows, return_inverse=True)
+                known.append(Group(ids, *(tensor.to(self.device) for tensor in (rows, different, place))))
         return self._known_groups[split, clients]
 
     @cached_property
@@ -225,8 +252,6 @@ class Prediction:
         seeds = max(1, min(self._rows_at_once // size, len(self.seeds))) if mapped else 1
         if which == "personal" and not mapped:
             return 1, 1
-        if which == "shared" and self.method.stochastic and ways.draws and ways.sampling == "weights":
-            return seeds, self.num_evaluated  # so that the draws are made once for all clients
         return seeds, max(1, self._rows_at_once // (size * seeds))
 
     def _estimates(
@@ -247,11 +272,17 @@ class Prediction:
             estimates[mean] = outputs(states, None)
         if which == "personal":
             estimates |= {name: outputs(view, None) for name, view in self._views(seeds, clients, states).items()}
-        if ways.label_prior and self.shards.num_classes:
-            prior = self._label_priors[clients].repeat(len(seeds), 1)[:, None]
-            averages = {name: log_average(outputs) for name, outputs in estimates.items()}
-            estimates |= {f"{name}+prior": (average + prior)[:, None] for name, average in averages.items()}
         return estimates
+
+    def _with_label_prior(
+        self, estimates: dict[str, Tensor], seeds: Sequence[int], clients: list[int]
+    ) -> dict[str, Tensor]:
+        """The same estimators with the label prior of each client."""
+        if not self.shards.num_classes:
+            return {}
+        prior = self._label_priors[clients].repeat(len(seeds), 1)[:, None]
+        averages = {name: log_average(outputs) for name, outputs in estimates.items()}
+        return {f"{name}+prior": (average + prior)[:, None] for name, average in averages.items()}
 
     def _personal_states(self, seeds: Sequence[int], clients: Sequence[int], test: Batch) -> State:
         if not self.method.adapts:
