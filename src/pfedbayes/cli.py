@@ -209,6 +209,56 @@ def data(
     Console().print(table)
 
 
+@app.command()
+def sweep(
+    file: Annotated[Path, typer.Argument(help="A TOML file such as experiments/table1.toml.")],
+    out: Annotated[Path, typer.Option(help="The folder of the sweep: runs under way and the results of cells.")],
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda. auto takes a GPU if there is one.")] = "auto",
+    data_dir: Annotated[Path | None, typer.Option(help="Where the data sets lie, if not in the usual places.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WORDS", help="Only cells whose names have all these words. Repeatable: any of them."),
+    ] = None,
+    part: Annotated[str, typer.Option(help="2/3: the second of three machines that share the cells.")] = "1/1",
+    minutes: Annotated[float | None, typer.Option(min=0, help="Stop in time; call again to go on.")] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="One JSON file with all results: its cells count as done, new ones are added.")
+    ] = None,
+    imports: Annotated[
+        list[Path] | None, typer.Option("--import", metavar="FILE", help="Results from elsewhere. Repeatable.")
+    ] = None,
+    collect: Annotated[
+        bool, typer.Option("--collect", help="Train nothing: merge what there is into --results, name what is missing.")
+    ] = False,
+    redo: Annotated[bool, typer.Option("--redo", help="Run cells again whose settings have changed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and stop.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The last line of the output is one JSON object with what came of it.")
+    ] = False,
+) -> None:
+    """Run the cells of a table, each resumable, and keep their scores; call it again to go on.
+
+    Examples:
+
+    pfedbayes sweep experiments/table1.toml --out runs/table1 --only "mnist pfedbayes" --dry-run
+
+    pfedbayes sweep experiments/table1.toml --out runs/table1 --minutes 9 --results table1.json
+
+    pfedbayes sweep experiments/table1.toml --out runs/table1 --collect --import a.json --results table1.json
+    """
+    from pfedbayes.sweep.command import Options, command
+
+    options = Options(out, device, data_dir, minutes, results, tuple(imports or ()), collect, redo, dry_run)
+    with _interruptible() as stop:
+        outcome = command(file, only or [], part, options, lambda: bool(stop), Console(stderr=True, highlight=False))
+    if as_json:
+        typer.echo(json.dumps(outcome))
+    if stop:
+        raise typer.Exit(INTERRUPTED)
+    if outcome["failed"]:
+        raise typer.Exit(1)
+
+
 def _data_title(setup: Experiment) -> str:
     return " ".join(filter(None, [setup.data.name, setup.data.size]))
 
