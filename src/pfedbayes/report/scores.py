@@ -6,9 +6,9 @@
                        and last; nll and ece at the last round; evaluations, the rounds scored in the last eighth
     device, seconds    where it ran, and this seed's share of the time of the run
     commit             of the code
-    cell, settings     the name of the run in its sweep, and its settings as far as they are not the defaults
-    varied             the settings by which it differs from other cells of its row
-    curve              accuracy of each model over the rounds, for variant "default"
+    cell, varied       the name of the run in its sweep, and the settings by which it differs from others of its row
+    settings, curve    its settings as far as they are not the defaults, and the accuracy of each model over the rounds:
+                       in one record for each seed
     diverged           why there are no scores, if there are none
 
 Variants: "default" is the method as it is; "label-prior" with the client's label frequencies added; "cloud", "local"
@@ -33,18 +33,17 @@ PRIOR = "+prior"
 DIGITS = 4
 
 
-def records(
-    facts: dict[str, str], cell: str, settings: dict[str, Any], varied: dict[str, Any], run: Run
-) -> list[Record]:
-    """The records of a finished run."""
+def records(names: dict[str, Any], settings: dict[str, Any], run: Run) -> list[Record]:
+    """The records of a finished run, which is called by these names: preset, ..., variant, cell, varied."""
+    own = names["variant"]
     by_variant: dict[str, dict[str, dict[str, list[dict[str, Any]]]]] = {}
     for model in tables.models(run):
-        names = tables.estimators(run, model)
-        for name in names:
-            variant, way = _variant(name, model, facts["variant"], names)
+        estimators = tables.estimators(run, model)
+        for name in estimators:
+            variant, way = _variant(name, model, own, estimators)
             scored = _scores(run, model, name)
             by_variant.setdefault(variant, {}).setdefault(model, {})[way] = scored
-    common = _common(facts, cell, settings, varied, run)
+    common = names | _origin(run)
     found = []
     for s, seed in enumerate(run.info["seeds"]):
         for variant, of_models in by_variant.items():
@@ -53,18 +52,16 @@ def records(
                 for model in tables.MODELS
             }
             record = common | {"variant": variant, "seed": seed, **models}
-            if variant == facts["variant"]:
-                record["curve"] = _curve(run, s, facts["variant"])
+            if variant == own:
+                record |= {"settings": settings, "curve": _curve(run, s, own)}
             found.append(record)
     return found
 
 
-def diverged(
-    facts: dict[str, str], cell: str, settings: dict[str, Any], varied: dict[str, Any], run: Run, reason: str
-) -> list[Record]:
+def diverged(names: dict[str, Any], settings: dict[str, Any], run: Run, reason: str) -> list[Record]:
     """The records of a run that has ended in numbers that are not finite."""
-    common = _common(facts, cell, settings, varied, run)
-    return [common | {"seed": seed, "personal": None, "shared": None, "diverged": reason} for seed in run.info["seeds"]]
+    common = names | _origin(run) | {"personal": None, "shared": None, "diverged": reason}
+    return [common | {"seed": seed, "settings": settings} for seed in run.info["seeds"]]
 
 
 def seconds(found: Sequence[Record]) -> float:
@@ -73,19 +70,14 @@ def seconds(found: Sequence[Record]) -> float:
     return sum(by_run.values())
 
 
-def _common(
-    facts: dict[str, str], cell: str, settings: dict[str, Any], varied: dict[str, Any], run: Run
-) -> dict[str, Any]:
+def _origin(run: Run) -> dict[str, Any]:
+    """Where a seed was run, how long, and by which code."""
     hardware, seeds = run.info["hardware"], run.info["seeds"]
     took = run.summary["seconds"] if run.summary else (run.rounds[-1]["seconds"] if run.rounds else 0.0)
     return {
-        **facts,
-        "cell": cell,
         "device": hardware["gpu"] if hardware["device"] == "cuda" else hardware["cpu"],
         "seconds": round(took / len(seeds), 2),
         "commit": run.info["commit"],
-        "settings": settings,
-        "varied": varied,
     }
 
 

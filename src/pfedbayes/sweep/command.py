@@ -57,7 +57,7 @@ def command(
         results = forget(options.out, changed(chosen, results), results)
     refuse_changed(chosen, results)
     if options.dry_run:
-        _list(chosen, results, options.out, console)
+        _list(chosen, results, options.out)
         return _outcome(chosen, Outcome(results), begun)
 
     def keep(known: Results) -> None:
@@ -87,7 +87,8 @@ def _outcome(cells: Sequence[Cell], outcome: Outcome, begun: float) -> dict[str,
     }
 
 
-def _list(cells: Sequence[Cell], results: Results, out: Path, console: Console) -> None:
+def _list(cells: Sequence[Cell], results: Results, out: Path) -> None:
+    console = Console(highlight=False)
     for number, cell in enumerate(cells, 1):
         state = "to do"
         if cell.name in results:

@@ -54,7 +54,8 @@ def changed(cells: Iterable[Cell], results: Results) -> dict[str, str]:
     differing = {}
     for cell in cells:
         if cell.name in results:
-            before, now = results[cell.name][0]["settings"], cell.settings
+            before = next(record["settings"] for record in results[cell.name] if "settings" in record)
+            now = cell.settings
             for key in sorted(before.keys() | now.keys()):
                 if before.get(key) != now.get(key):
                     was, is_now = (json.dumps(settings.get(key, "default")) for settings in (before, now))

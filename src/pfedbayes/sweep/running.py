@@ -114,6 +114,7 @@ def _run_cell(
 ) -> list[Record] | None:
     """The records of a cell, or None if it was interrupted; its folder then has its state."""
     folder = out / "runs" / cell.name
+    names = {**cell.facts, "cell": cell.name, "varied": cell.varied}
     resume = (folder / runs.INFO).exists()
     rounds = execution.execute(cell.experiment, folder, cell.seeds, device, resume, data_dir)
     try:
@@ -123,8 +124,8 @@ def _run_cell(
                 rounds.close()
                 return None
     except Diverged as error:
-        return scores.diverged(cell.facts, cell.name, cell.settings, cell.varied, runs.read(folder), str(error))
-    return scores.records(cell.facts, cell.name, cell.settings, cell.varied, runs.read(folder))
+        return scores.diverged(names, cell.settings, runs.read(folder), str(error))
+    return scores.records(names, cell.settings, runs.read(folder))
 
 
 class _TimeLeft:
