@@ -230,6 +230,10 @@ def sweep(
     collect: Annotated[
         bool, typer.Option("--collect", help="Train nothing: merge what there is into --results, name what is missing.")
     ] = False,
+    choose: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Train nothing: write the best settings by validation accuracy to a preset."),
+    ] = None,
     redo: Annotated[bool, typer.Option("--redo", help="Run cells again whose settings have changed.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and stop.")] = False,
     as_json: Annotated[
@@ -248,7 +252,7 @@ def sweep(
     """
     from pfedbayes.sweep.command import Options, command
 
-    options = Options(out, device, data_dir, minutes, results, tuple(imports or ()), collect, redo, dry_run)
+    options = Options(out, device, data_dir, minutes, results, tuple(imports or ()), collect, choose, redo, dry_run)
     with _interruptible() as stop:
         outcome = command(file, only or [], part, options, lambda: bool(stop), Console(stderr=True, highlight=False))
     if as_json:

@@ -64,6 +64,12 @@ def diverged(names: dict[str, Any], settings: dict[str, Any], run: Run, reason: 
     return [common | {"seed": seed, "settings": settings} for seed in run.info["seeds"]]
 
 
+def headline(scored: dict[str, Any]) -> dict[str, Any]:
+    """Of the scores of a model by estimator those that are the method's result: averaged samples, if it samples."""
+    found: dict[str, Any] = next((scores for name, scores in scored.items() if name.startswith("mc")), scored["mean"])
+    return found
+
+
 def seconds(found: Sequence[Record]) -> float:
     """The time that the runs behind these records took; records of one seed are of one run."""
     by_run: dict[tuple[str, int], float] = {(each["cell"], each["seed"]): each["seconds"] for each in found}

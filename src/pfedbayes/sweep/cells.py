@@ -70,7 +70,7 @@ def load(path: Path) -> list[Cell]:
     rows = file.get("rows")
     if not isinstance(rows, list) or not rows:
         raise UserError(f"{path} describes no cells: give it at least one [[rows]]")
-    presets = read_toml(path.parent / file["preset_file"]) if "preset_file" in file else None
+    presets = _read_presets(path.parent / file["preset_file"]) if "preset_file" in file else None
     cells: dict[str, Cell] = {}
     for row in rows:
         _refuse_unknown(row, ROW_KEYS, f"[[rows]] of {path}")
@@ -79,6 +79,12 @@ def load(path: Path) -> list[Cell]:
                 raise UserError(f"{path} describes {cell.name} twice: remove one, or give it a variant of its own")
             cells[cell.name] = cell
     return list(cells.values())
+
+
+def _read_presets(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise UserError(f"{path} is not there yet: write it by pfedbayes sweep with tuning.toml and --choose {path}")
+    return read_toml(path)
 
 
 def _refuse_unknown(table: Mapping[str, Any], valid: Sequence[str], where: str) -> None:

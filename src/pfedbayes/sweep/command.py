@@ -16,6 +16,7 @@ from pfedbayes.errors import UserError
 from pfedbayes.plan import choose_device
 from pfedbayes.report import scores
 from pfedbayes.sweep.cells import Cell, load, parse_part, select
+from pfedbayes.sweep.choosing import choose
 from pfedbayes.sweep.results import Results, changed, forget, gather, read_results, refuse_changed, write_results
 from pfedbayes.sweep.running import Outcome, Status, run
 
@@ -33,6 +34,7 @@ class Options:
     results: Path | None = None
     imports: tuple[Path, ...] = ()
     collect: bool = False
+    choose: Path | None = None
     redo: bool = False
     dry_run: bool = False
 
@@ -58,6 +60,11 @@ def command(
     refuse_changed(chosen, results)
     if options.dry_run:
         _list(chosen, results, options.out)
+        return _outcome(chosen, Outcome(results), begun)
+
+    if options.choose:
+        for line in choose(chosen, results, options.choose):
+            console.print(line, soft_wrap=True, markup=False)
         return _outcome(chosen, Outcome(results), begun)
 
     def keep(known: Results) -> None:
