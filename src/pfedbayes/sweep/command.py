@@ -17,7 +17,16 @@ from pfedbayes.plan import choose_device
 from pfedbayes.report import scores
 from pfedbayes.sweep.cells import Cell, load, parse_part, select
 from pfedbayes.sweep.choosing import choose
-from pfedbayes.sweep.results import Results, changed, forget, gather, read_results, refuse_changed, write_results
+from pfedbayes.sweep.results import (
+    Results,
+    changed,
+    changed_under_way,
+    forget,
+    gather,
+    read_results,
+    refuse_changed,
+    write_results,
+)
 from pfedbayes.sweep.running import Outcome, Status, run
 
 SHOW_SECONDS = 10.0  # between two lines about a cell
@@ -56,7 +65,8 @@ def command(
     kept = read_results(options.results) if options.results and options.results.exists() else {}
     results = kept | gather(options.out, options.imports)
     if options.redo and not options.dry_run:
-        results = forget(options.out, changed(chosen, results), results)
+        old = [*changed(chosen, results), *changed_under_way(chosen, options.out)]
+        results = forget(options.out, old, results)
     refuse_changed(chosen, results)
     if options.dry_run:
         _list(chosen, results, options.out)

@@ -64,6 +64,16 @@ def changed(cells: Iterable[Cell], results: Results) -> dict[str, str]:
     return differing
 
 
+def changed_under_way(cells: Iterable[Cell], out: Path) -> list[str]:
+    """Cells that were begun with other settings."""
+    folders = [(cell, out / "runs" / cell.name) for cell in cells]
+    return [
+        cell.name
+        for cell, folder in folders
+        if (folder / runs.INFO).exists() and runs.read(folder).info["digest"] != cell.experiment.digest(cell.seeds)
+    ]
+
+
 def refuse_changed(cells: Iterable[Cell], results: Results) -> None:
     """Results of one name but of different settings are never mixed."""
     for name, how in changed(cells, results).items():
