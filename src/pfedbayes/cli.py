@@ -210,6 +210,34 @@ def data(
 
 
 @app.command()
+def results(
+    folder: Annotated[Path, typer.Argument(help="A folder of results such as docs/results.")],
+) -> None:
+    """Write the paper's tables and figures with our results beside them, from the JSON in a folder."""
+    from pfedbayes.report.results import write
+
+    for path in write(folder):
+        typer.echo(path)
+
+
+@app.command()
+def figure3(
+    out: Annotated[Path, typer.Argument(help="The JSON file to write, e.g. docs/results/figure3.json.")],
+    experiment: Annotated[
+        Path | None, typer.Option(help="The experiment file. Without one: the main job, small MNIST.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda. auto takes a GPU if there is one.")] = "auto",
+    data_dir: Annotated[Path | None, typer.Option(help="Where the data sets lie, if not in the usual places.")] = None,
+) -> None:
+    """Train for ten rounds and note how sure the personal models of five clients are at rounds 0, 1 and 10."""
+    from pfedbayes.experiment import load
+    from pfedbayes.figure3 import write
+
+    write(load(experiment), out, device, data_dir)
+    typer.echo(out)
+
+
+@app.command()
 def sweep(
     file: Annotated[Path, typer.Argument(help="A TOML file such as experiments/table1.toml.")],
     out: Annotated[Path, typer.Option(help="The folder of the sweep: runs under way and the results of cells.")],
