@@ -66,7 +66,8 @@ def diverged(names: dict[str, Any], settings: dict[str, Any], run: Run, reason: 
 
 def headline(scored: dict[str, Any]) -> dict[str, Any]:
     """Of the scores of a model by estimator those that are the method's result: averaged samples, if it samples."""
-    found: dict[str, Any] = next((scores for name, scores in scored.items() if name.startswith("mc")), scored["mean"])
+    average = next((name for name in scored if name.startswith("mc")), "mean")
+    found: dict[str, Any] = scored[average]
     return found
 
 
