@@ -35,10 +35,18 @@ def render(folder: Path) -> dict[str, str]:
     """The content of every file, by name."""
     source = paper.read(folder)
     pages = _pages(source)
-    figures = [*_convergence(source), *_uncertainty(folder)]
+    convergence, uncertainty = _convergence(source), _uncertainty(folder)
     files = {f"{name}.md": _markdown(title, notes, shown) for name, (title, notes, shown) in pages.items()}
-    files |= {f"{name}.svg": _standalone(figure.svg) for name, figure in figures}
-    files[PAGE] = _page(pages, [figure for _, figure in figures])
+    files |= {f"{name}.svg": _standalone(figure.svg) for name, figure in (convergence | uncertainty).items()}
+    files[PAGE] = (
+        environment()
+        .get_template("results.html")
+        .render(
+            pages=list(pages.values()),
+            convergence=list(convergence.values()),
+            uncertainty=list(uncertainty.values()),
+        )
+    )
     return files
 
 
@@ -74,11 +82,6 @@ def _markdown(title: str, notes: list[str], shown: list[Table]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _page(pages: Pages, figures: list[Figure]) -> str:
-    template = environment().get_template("results.html")
-    return template.render(pages=list(pages.values()), pictures=figures)
-
-
 def _standalone(svg: str) -> str:
     """A chart with the colours that it has on a page."""
     style = resources.files(__package__).joinpath("style.css").read_text("utf-8")
@@ -87,9 +90,9 @@ def _standalone(svg: str) -> str:
     return f"{opening}<style>{style}</style>{svg[start:]}\n"
 
 
-def _convergence(source: Source) -> list[tuple[str, Figure]]:
+def _convergence(source: Source) -> dict[str, Figure]:
     """Figure 2: accuracy over the rounds on MNIST, of the personal model where a method has one."""
-    figures = []
+    figures = {}
     for size in paper.SIZES:
         series = []
         for k, method in enumerate(paper.METHODS_OF_THE_PAPER):
@@ -104,7 +107,7 @@ def _convergence(source: Source) -> list[tuple[str, Figure]]:
             ends = "; ".join(f"{line.label}: {line.y[-1]:.2f} at round {line.x[-1]:g}" for line in series)
             svg = charts.line_chart(title, series, x_label="round", y_label="Accuracy, %", description=ends)
             caption = "Mean over seeds; pFedBayes by ten samples."
-            figures.append((f"figure2_{size}", Figure(title, svg, caption)))
+            figures[f"figure2_{size}"] = Figure(title, svg, caption)
     return figures
 
 
@@ -121,11 +124,11 @@ def _series(label: str, curves: list[list[list[float]]], k: int) -> charts.Serie
     )
 
 
-def _uncertainty(folder: Path) -> list[tuple[str, Figure]]:
+def _uncertainty(folder: Path) -> dict[str, Figure]:
     """Figure 3: what the personal models of five clients say of one image each, as training goes on."""
     path = folder / "figure3.json"
     if not path.exists():
-        return []
+        return {}
     data: dict[str, Any] = json.loads(path.read_text())
     panels = []
     for k, round in enumerate(data["rounds"]):
@@ -154,4 +157,4 @@ def _uncertainty(folder: Path) -> list[tuple[str, Figure]]:
         f"its test images, mean and standard deviation over {data['samples']} draws of the weights; ✓ marks the truth. "
         "Entropy in nats, mean over the client's test images."
     )
-    return [("figure3", Figure(title, charts.grid(title, caption, panels, len(data["clients"])), caption))]
+    return {"figure3": Figure(title, charts.grid(title, caption, panels, len(data["clients"])), caption)}
