@@ -79,9 +79,7 @@ def run(
                 outcome.missing.append(cell.name)
                 continue
             finally:
-                gc.collect()  # the next cell needs the memory
-                if torch.cuda.is_available():
-                    torch.cuda.empty_cache()
+                _free_memory()
             if records is None:
                 outcome.missing.append(cell.name)
                 continue
@@ -92,6 +90,14 @@ def run(
             outcome.failed[cell.name] = reason
         shutil.rmtree(out / "runs" / cell.name, ignore_errors=True)
     return outcome
+
+
+def _free_memory() -> None:
+    """What a cell has left behind: the next one is another program."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.compiler.reset()
+        torch.cuda.empty_cache()
 
 
 def _one_line(error: Exception) -> str:
