@@ -82,6 +82,9 @@ class TestCells:
         ("text", "words"),
         [
             ("", "describes no cells"),
+            ("rows = [1]", "describes no cells"),
+            ("[[rows]]\nmethod = []", "a list in its .* is empty"),
+            ('[[rows]]\nmethod = "fedavg"\nvary = { method.eta = 1.0 }', "section.key = value"),
             ('[[row]]\nmethod = "fedavg"', "did you mean 'rows'"),
             ('[[rows]]\nmethods = "fedavg"', "did you mean 'method'"),
             ('[[rows]]\nmethod = "fedavgg"', "did you mean 'fedavg'"),

@@ -68,7 +68,7 @@ def load(path: Path) -> list[Cell]:
     file = read_toml(path)
     _refuse_unknown(file, FILE_KEYS, str(path))
     rows = file.get("rows")
-    if not isinstance(rows, list) or not rows:
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, Mapping) for row in rows):
         raise UserError(f"{path} describes no cells: give it at least one [[rows]]")
     presets = _read_presets(path.parent / file["preset_file"]) if "preset_file" in file else None
     cells: dict[str, Cell] = {}
@@ -78,6 +78,8 @@ def load(path: Path) -> list[Cell]:
             if cell.name in cells:
                 raise UserError(f"{path} describes {cell.name} twice: remove one, or give it a variant of its own")
             cells[cell.name] = cell
+    if not cells:
+        raise UserError(f"{path} describes no cells: a list in its [[rows]] is empty")
     return list(cells.values())
 
 

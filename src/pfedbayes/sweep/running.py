@@ -36,11 +36,10 @@ class Status:
 
 @dataclass
 class Outcome:
-    """What came of a sweep: all results, the cells that failed with a line about why, and those not finished."""
+    """What came of a sweep: all results, and the cells that failed with a line about why."""
 
     results: Results
     failed: dict[str, str] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
 
 
 def run(
@@ -64,7 +63,6 @@ def run(
     for number, cell in enumerate(cells, 1):
         if cell.name not in outcome.results:
             if stopped() or time.monotonic() > deadline - START_SECONDS:
-                outcome.missing.append(cell.name)
                 continue
             ahead = [other for other in cells[number:] if other.name not in outcome.results]
             clock = _TimeLeft(cell, number, len(cells), ahead, outcome.results)
@@ -76,14 +74,12 @@ def run(
                 if not isinstance(error, UserError):
                     traceback.print_exc()
                 outcome.failed[cell.name] = _one_line(error)
-                outcome.missing.append(cell.name)
                 continue
             finally:
                 _free_memory()
             if records is None:
-                outcome.missing.append(cell.name)
                 continue
-            _write_cell(out, cell, records)
+            write_results(out / "cells" / f"{cell.name}.json", {cell.name: records})
             outcome.results[cell.name] = records
             keep(outcome.results)
         if reason := outcome.results[cell.name][0].get("diverged"):
@@ -103,10 +99,6 @@ def _free_memory() -> None:
 def _one_line(error: Exception) -> str:
     first = str(error).strip().partition("\n")[0]
     return first if isinstance(error, UserError) else f"{type(error).__name__}: {first}"
-
-
-def _write_cell(out: Path, cell: Cell, records: list[Record]) -> None:
-    write_results(out / "cells" / f"{cell.name}.json", {cell.name: records})
 
 
 def _run_cell(
