@@ -3,6 +3,7 @@
 import dataclasses
 import time
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -23,7 +24,7 @@ from federations import (
 from pfedbayes.clients import Compiled, LocalTraining
 from pfedbayes.errors import Diverged, UserError
 from pfedbayes.methods import METHODS, FedAvg, PFedBayes
-from pfedbayes.nets import Batch, Net, vgg
+from pfedbayes.nets import Batch, Net, mlp, vgg
 from pfedbayes.plan import Plan, choose_plan, has_compiler
 
 COMPILED = dataclasses.replace(EXACT, compile=True)
@@ -119,6 +120,66 @@ class TestPhilox:
 
     def test_methods_without_noise_do_not_care(self):
         assert agree(trained(FedAvg(), plan=PHILOX), trained(FedAvg()))
+
+
+class TestFlips:
+    FLIPPED = dataclasses.replace(TRAINING, flip=True)
+
+    def federation_of_images(self, method, symmetric=False, **others):
+        """Clients whose examples are images of 3 x 4 pixels, each its own mirror image if asked for."""
+        shards = make_shards(features=12)
+        x = shards.x.view(-1, 1, 3, 4)
+        shards = dataclasses.replace(shards, x=(x + x.flip(-1)) / 2 if symmetric else x)
+        model = make_model(mlp([12, 4, 3], "tanh"))
+        return trained(method, shards=shards, model=model, **{"training": self.FLIPPED} | others)
+
+    def test_a_row_that_is_inverted_is_mirrored(self):
+        x, y = randn(5, 2, 3, 4), torch.arange(5)
+        local = LocalTraining(FedAvg(), make_model(), x, y, EXACT, flip=True)
+        batch = local._gather(x, y, torch.tensor([[3, ~3, ~0]]), torch.ones(1, 3))
+        assert batch.x[0].equal(torch.stack([x[3], x[3].flip(-1), x[0].flip(-1)]))
+        assert batch.y.tolist() == [[3, 3, 0]]
+
+    def test_half_of_the_images_are_mirrored_and_every_draw_has_its_name(self):
+        one = self.federation_of_images(FedAvg(), seeds=(1, 2))
+        rows = one._assign(1).rows
+        assert 0.35 < (rows < 0).mean() < 0.65
+        plain = self.federation_of_images(FedAvg(), seeds=(1, 2), training=TRAINING)._assign(1).rows
+        assert (np.where(rows < 0, ~rows, rows) == plain).all()
+        alone = self.federation_of_images(FedAvg(), seeds=(2,))._assign(1)
+        assert (alone.rows == rows[:, :, rows.shape[2] // 2 :]).all()  # the second seed's half
+        steps = (rows < 0).reshape(len(rows), -1)
+        assert len({step.tobytes() for step in steps}) == len(steps)
+
+    @pytest.mark.parametrize("method", [PFedBayes(), FedAvg(), METHODS["perfedavg"]()])
+    def test_results_do_not_depend_on_how_clients_are_trained(self, method):
+        together = self.federation_of_images(method)
+        assert agree(together, self.federation_of_images(method, plan=dataclasses.replace(EXACT, over="loop")))
+        assert agree(together, self.federation_of_images(method, plan=dataclasses.replace(EXACT, chunk=2)))
+        assert difference(together.servers, self.federation_of_images(method, training=TRAINING).servers) > 1e-4
+
+    @needs_compiler
+    def test_results_are_those_without_a_compiler(self):
+        assert agree(self.federation_of_images(PFedBayes()), self.federation_of_images(PFedBayes(), plan=COMPILED))
+
+    def test_images_that_are_their_own_mirror_images_train_as_without(self):
+        with_flips, without = (
+            self.federation_of_images(PFedBayes(), symmetric=True, training=training)
+            for training in (self.FLIPPED, TRAINING)
+        )
+        assert same_bits(with_flips.servers, without.servers)
+
+    def test_what_is_no_image_is_refused(self):
+        with pytest.raises(UserError, match=r"training\.flip mirrors images"):
+            federation(FedAvg(), training=self.FLIPPED)
+
+    @needs_gpu
+    @pytest.mark.parametrize("compiled", [False, True])
+    def test_a_gpu_replays_them(self, compiled):
+        plan = dataclasses.replace(ON_GPU, graph=True, compile=compiled)
+        assert agree(
+            self.federation_of_images(PFedBayes(), plan=plan), self.federation_of_images(PFedBayes(), plan=PHILOX)
+        )
 
 
 class TestConvolutions:

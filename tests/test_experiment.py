@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,7 @@ def test_the_digest_tells_experiments_apart_but_not_how_they_are_run():
         ("evaluation.estimators=['mc5']", "estimators must be some of one, mc10, mean, got ['mc5']"),
         ("evaluation.estimators=[]", "estimators must be some of one, mc10, mean, got []"),
         ("evaluation.sampling=outputs", "sampling"),
+        ("evaluation.average_every=0", "average_every must be at least 1"),
         ("evaluation.split=validation", "data.validation is 0"),
         ("net.hidden=[0]", "hidden widths"),
         ("execution.threads=0", "threads must be at least 1"),
@@ -87,6 +89,17 @@ def test_bad_settings_are_named(override, words):
         load(None, [override])
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_average_of_draws_can_be_asked_for_rarely():
+    rare = load(None, ["evaluation.average_every=4", "evaluation.label_prior=true"]).evaluation
+    asked = {round: rare.after(round, 10)["estimators"] for round in (1, 4, 8, 9, 10)}
+    assert asked == {1: ("one", "mean"), 4: None, 8: None, 9: ("one", "mean"), 10: None}
+    assert rare.after(1, 10)["label_prior"]
+    always = load().evaluation
+    assert {json.dumps(always.after(round, 10)) for round in range(1, 11)} == {json.dumps(always.after(1, 10))}
+    with pytest.raises(UserError, match="nothing to score"):
+        load(None, ["evaluation.average_every=4", "evaluation.estimators=['mc10']"])
 
 
 def test_bad_sections_are_named():

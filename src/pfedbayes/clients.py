@@ -147,8 +147,8 @@ class Replayed:
 class Work(NamedTuple):
     """What n stacked clients are to do in a round.
 
-    rows (R, batches per step, n, b): the examples of each batch in the pool; weight (n, b): 1 for real ones, 0 for
-    padding; names (R, n): of the noise of each step.
+    rows (R, batches per step, n, b): the examples of each batch in the pool, ~row for one to be mirrored; weight
+    (n, b): 1 for real ones, 0 for padding; names (R, n): of the noise of each step.
     """
 
     rows: Tensor
@@ -171,8 +171,8 @@ def _trained(clients: State, uploads: State) -> Trained:
 class LocalTraining:
     """`client_round` over stacked clients as the plan says, on examples of the pool x, y."""
 
-    def __init__(self, method: Method, model: Model, x: Tensor, y: Tensor, plan: Plan) -> None:
-        self._method, self._model, self._x, self._y, self._plan = method, model, x, y, plan
+    def __init__(self, method: Method, model: Model, x: Tensor, y: Tensor, plan: Plan, flip: bool = False) -> None:
+        self._method, self._model, self._x, self._y, self._plan, self._flip = method, model, x, y, plan, flip
         self._noise_shape = method.noise_shape(model.net.num_params)
         self._dtype = getattr(torch, plan.dtype)
         self._step = Compiled(self._advance)
@@ -218,7 +218,10 @@ class LocalTraining:
 
     def _gather(self, x: Tensor, y: Tensor, rows: Tensor, weight: Tensor) -> Batch:
         flat = rows.flatten()
-        values, targets = x.index_select(0, flat), y.index_select(0, flat)
+        own = torch.where(flat < 0, ~flat, flat) if self._flip else flat
+        values, targets = x.index_select(0, own), y.index_select(0, own)
+        if self._flip:
+            values = torch.where((flat < 0)[:, None, None, None], values.flip(-1), values)
         return Batch(values.view(*rows.shape, *x.shape[1:]), targets.view(*rows.shape, *y.shape[1:]), weight)
 
     def _noise(self, names: Tensor | NDArray[np.int64]) -> Tensor:

@@ -32,6 +32,7 @@ class Training:
     """rounds; local_steps R mini-batch steps of batch_size b per round; participants S averaged per round (all if not
     given); train: "all" N clients train or only the "chosen" S (each method has its own habit, taken if not given);
     evaluate_every so many rounds, at every round of evaluate_window, and after the last; seed of the run.
+    flip: every image of a batch is mirrored left to right with probability 1/2.
     server_optimizer: how the server follows the average of the uploads (FedOpt): at once, with "momentum" or by
     "adam"; server_rate and server_momentum are its settings.
     """
@@ -44,6 +45,7 @@ class Training:
     evaluate_every: int = 10
     evaluate_window: tuple[int, int] | None = None
     seed: int = 1
+    flip: bool = False
     server_optimizer: Literal["none", "momentum", "adam"] = "none"
     server_rate: float = 1.0
     server_momentum: float = 0.9
@@ -99,7 +101,8 @@ PENDING_ROUNDS = 16  # a GPU works on so many rounds before it is asked whether 
 
 class Assignment(NamedTuple):
     """What a round asks of whom: for each seed the clients chosen and those that train; of all members that train the
-    rows of the pool (R, batches per step, members, b) and the names of the noise (R, members)."""
+    rows of the pool (R, batches per step, members, b), ~row for an image to be mirrored, and the names of the noise
+    (R, members)."""
 
     chosen: list[NDArray[np.int64]]
     trained: list[NDArray[np.int64]]
@@ -144,6 +147,10 @@ class Federation(Prediction):
             raise UserError(f"{method.title} classifies: give labels instead of numbers, or another method")
         if self.training.server_optimizer != "none" and not method.averages:
             raise UserError(f"{method.title} does not average uploads: leave training.server_optimizer out")
+        if self.training.flip and shards.x.dim() != 4:
+            raise UserError(
+                f"training.flip mirrors images, and one example has the shape {tuple(shards.x.shape[1:])}: leave it out"
+            )
         if method.grows and (self.plan.graph or self.plan.compile):
             raise UserError(f"the models of {method.title} change size: leave execution.graph and .compile out")
         self.plan.activate()
@@ -208,7 +215,7 @@ class Federation(Prediction):
     # Training
 
     def _make_local_training(self) -> LocalTraining:
-        return LocalTraining(self.method, self.model, self.x, self.y, self.plan)
+        return LocalTraining(self.method, self.model, self.x, self.y, self.plan, self.training.flip)
 
     def faster_over(self) -> Over | None:
         """Which of vmap and loop takes less time for a local step of a few clients: for convolutions on a CPU, where it
@@ -225,7 +232,7 @@ class Federation(Prediction):
         seconds: dict[Over, float] = {}
         for over in ("vmap", "loop"):
             plain = Plan(over=over, threads=self.plan.threads, dtype=self.plan.dtype)
-            train = LocalTraining(self.method, self.model, self.x, self.y, plain)
+            train = LocalTraining(self.method, self.model, self.x, self.y, plain, self.training.flip)
             times = []
             for _ in range(3):  # the first one sets things up
                 start = time.perf_counter()
@@ -333,9 +340,16 @@ class Federation(Prediction):
         trained = chosen if self.train == "chosen" else [np.arange(self.num_clients)] * len(self.seeds)
         members = [s * self.num_clients + int(i) for s, ids in enumerate(trained) for i in ids]
         seeds = np.repeat(self.seeds, [len(ids) for ids in trained])
-        steps = np.arange(self.training.local_steps)
-        names = keys(seeds, Purpose.TRAINING, round, np.concatenate(trained), steps[:, None])
-        return Assignment(chosen, trained, members, self._batch_rows(members), names)
+        clients, steps = np.concatenate(trained), np.arange(self.training.local_steps)
+        names = keys(seeds, Purpose.TRAINING, round, clients, steps[:, None])
+        rows = self._batch_rows(members)
+        if self.training.flip:
+            batches, places = np.arange(rows.shape[1])[:, None, None], np.arange(rows.shape[3])
+            drawn = keys(
+                seeds[:, None], Purpose.FLIP, round, clients[:, None], steps[:, None, None, None], batches, places
+            )
+            rows = np.where(drawn & 1, ~rows, rows)
+        return Assignment(chosen, trained, members, rows, names)
 
     def _batch_rows(self, members: list[int]) -> NDArray[np.int64]:
         """Pool rows of the next batches: (R, batches per step, members, width).

@@ -105,7 +105,7 @@ def _train(
         for round in federation.rounds():
             record = None
             if experiment.training.evaluates(round):
-                scores = federation.evaluate(**dataclasses.asdict(experiment.evaluation))
+                scores = federation.evaluate(**experiment.evaluation.after(round, experiment.training.rounds))
                 record = {"round": round, "seconds": clock.seconds(), **_json_safe(_columns(scores, scored))}
                 writer.append(record)
             if federation.plan != plan:  # smaller chunks for the memory, or no compiler: a resumed run begins so
@@ -368,11 +368,14 @@ def estimate(experiment: Experiment, seeds: Sequence[int], device: str = "auto",
     federation.train_round()
     federation.confirm()
     per_round = clock.seconds() - first
-    federation.evaluate(**dataclasses.asdict(experiment.evaluation))
-    per_evaluation = clock.seconds() - first - per_round
     start = max(0.0, first - per_round)
     rounds = experiment.training.rounds
-    evaluations = sum(experiment.training.evaluates(round) for round in range(1, rounds + 1))
+    asked = [experiment.evaluation.after(r, rounds) for r in range(1, rounds + 1) if experiment.training.evaluates(r)]
+    evaluating = 0.0
+    for options in [options for k, options in enumerate(asked) if options not in asked[:k]]:
+        begun = clock.seconds()
+        federation.evaluate(**options)
+        evaluating += asked.count(options) * (clock.seconds() - begun)
     # While a round is under way the old and the new states are both there, beside the gradients of the models.
     servers = sum(leaf.nbytes for leaf in leaves(tuple(federation.servers)))
     noise = math.prod(experiment.method.noise_shape(federation.model.net.num_params) or (0,)) * 4
@@ -385,9 +388,9 @@ def estimate(experiment: Experiment, seeds: Sequence[int], device: str = "auto",
         federation.plan,
         start,
         per_round,
-        per_evaluation,
-        evaluations,
-        start + rounds * per_round + evaluations * per_evaluation,
+        evaluating / len(asked),
+        len(asked),
+        start + rounds * per_round + evaluating,
         federation.x.nbytes + federation.y.nbytes + working + (0 if in_file else resting),
         resting if in_file else 0,
     )

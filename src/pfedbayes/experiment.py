@@ -52,7 +52,7 @@ class Evaluation:
     every model also with the client's own label frequencies added to what it says, as a column of its own; estimators:
     which of "one", "mc10" and "mean" to score where weights are drawn (all if not given); sampling: draw the "weights",
     or the "activations" of dense layers, which is cheaper; clients: score only so many of them, drawn once (all if not
-    given).
+    given); average_every: score the average of the draws, the dearest, only in rounds divisible by it and in the last.
     """
 
     samples: int = 10
@@ -61,6 +61,7 @@ class Evaluation:
     estimators: tuple[str, ...] | None = None
     sampling: Sampling = "weights"
     clients: int | None = None
+    average_every: int = 1
 
     def __post_init__(self) -> None:
         if self.samples < 1:
@@ -70,6 +71,22 @@ class Evaluation:
             raise ValueError(f"estimators must be some of {', '.join(known)}, got {list(self.estimators)}")
         if self.clients is not None and self.clients < 1:
             raise ValueError(f"clients must be at least 1, got {self.clients}")
+        if self.average_every < 1:
+            raise ValueError(f"average_every must be at least 1, got {self.average_every}")
+        if self.average_every > 1 and not self._without_average:
+            raise ValueError("average_every leaves nothing to score in most rounds: give another estimator too")
+
+    @property
+    def _without_average(self) -> tuple[str, ...]:
+        known = estimator_names(self.samples)
+        return tuple(name for name in self.estimators or known if name != known[1])
+
+    def after(self, round: int, rounds: int) -> dict[str, Any]:
+        """What `Prediction.evaluate` is asked after this round of so many."""
+        options = dataclasses.asdict(self)
+        if round % options.pop("average_every") and round != rounds:
+            options["estimators"] = self._without_average
+        return options
 
 
 @dataclass(frozen=True)
@@ -131,6 +148,7 @@ class Experiment:
         return hashlib.sha256(json.dumps([sections, list(seeds)], sort_keys=True).encode()).hexdigest()
 
 
+Change = tuple[str, str, Any]  # section, key and value of a setting
 SECTIONS = [section.name for section in dataclasses.fields(Experiment)]
 
 
@@ -150,19 +168,23 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Experiment:
 
 def from_sections(sections: Mapping[str, Any], overrides: Sequence[str] = ()) -> Experiment:
     """The experiment of config sections."""
+    return resolve(sections, [parse_override(text) for text in overrides])
+
+
+def resolve(sections: Mapping[str, Any], changes: Sequence[Change] = ()) -> Experiment:
+    """The experiment of config sections with changed settings (section, key, value)."""
     for section, values in sections.items():
         if section not in SECTIONS:
             raise UserError(f"unknown section [{section}]: {nearest(section, SECTIONS)}")
         if not isinstance(values, Mapping):
             raise UserError(f"{section} is {values!r}: write it as a section [{section}]")
     merged = {section: dict(sections.get(section, {})) for section in SECTIONS}
-    parsed = [parse_override(text) for text in overrides]
-    for section, name, value in parsed:
+    for section, name, value in changes:
         if section not in SECTIONS:
-            raise UserError(f"unknown section {section!r} in --set: {nearest(section, SECTIONS)}")
+            raise UserError(f"unknown section {section!r} in {section}.{name}: {nearest(section, SECTIONS)}")
         if (section, name) == ("method", "name") and value != merged["method"].get("name"):
             merged["method"] = {"name": value}
-    for section, name, value in parsed:
+    for section, name, value in changes:
         merged[section][name] = value
 
     chosen = merged["method"].pop("name", "pfedbayes")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -197,6 +198,20 @@ def reliability_chart(
         dot = _marker(style, across(mean), up(right_share), 4)
         parts.append(f'<g class="c{style}">{gap}{dot}{hint}</g>')
     return _svg(title, description, base + 44, parts)
+
+
+def grid(title: str, description: str, panels: Sequence[tuple[str, str]], columns: int) -> str:
+    """Charts of one size in rows, each with a line of text above it."""
+    box = re.match(r'<svg [^>]*viewBox="0 0 (\d+) (\d+)"', panels[0][1])
+    assert box  # noqa: S101  (all charts begin so)
+    width, height = int(box[1]), int(box[2]) + 30
+    parts = []
+    for k, (text, svg) in enumerate(panels):
+        x, y = k % columns * width, k // columns * height
+        inner = svg[svg.index(">") + 1 : svg.rindex("</svg>")]
+        heading = f'<text class="strong" x="{width / 2:.0f}" y="16" text-anchor="middle">{escape(text)}</text>'
+        parts.append(f'<g transform="translate({x} {y})">{heading}<g transform="translate(0 22)">{inner}</g></g>')
+    return _svg(title, description, -(-len(panels) // columns) * height, parts, columns * width)
 
 
 def nice_ticks(low: float, high: float, at_most: int = 6) -> list[float]:

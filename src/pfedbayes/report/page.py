@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from pfedbayes import runs as run_folders
 from pfedbayes.config import to_toml
@@ -58,8 +58,7 @@ def render(runs: Sequence[Run]) -> str:
     """The page as a string."""
     if not runs:
         raise UserError("a report needs a run: give the folder of at least one")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(resources.files(__package__).joinpath("page.html").read_text("utf-8"))
+    template = environment().get_template("page.html")
     labels = _labels(runs)
     return template.render(
         runs=[_run_context(run, label) for run, label in zip(runs, labels, strict=True)],
@@ -69,6 +68,21 @@ def render(runs: Sequence[Run]) -> str:
             for name in _metric_names(runs)
             if tables.metric(name).meaning
         ],
+    )
+
+
+def environment() -> Environment:
+    """The templates of this folder."""
+
+    def load(name: str) -> str:
+        return resources.files(__package__).joinpath(name).read_text("utf-8")
+
+    return Environment(
+        loader=FunctionLoader(load),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
 
 

@@ -196,11 +196,16 @@ def window(run: Run) -> list[WindowRow]:
         name = metric_names(run)[0]
         best = np.max if metric(name).larger_is_better else np.min
         for estimator in estimators(run, model):
-            values = [mean_over_clients(numbers(record[model][estimator][name]), _sizes(run)) for record in records]
-            by_round = np.stack(values)
+            by_round = by_seed(run, records, model, estimator, name)
             reduced = (best(by_round, axis=0), by_round.mean(axis=0), by_round[-1])
             rows.append(WindowRow(model, estimator, *(over_seeds(figures) for figures in reduced)))
     return rows
+
+
+def by_seed(run: Run, records: Sequence[dict[str, Any]], model: str, estimator: str, name: str) -> Floats:
+    """The mean over clients in every round that the estimator was scored in: (rounds, seeds)."""
+    scored = [record[model][estimator][name] for record in records if estimator in record[model]]
+    return np.stack([mean_over_clients(numbers(logged), _sizes(run)) for logged in scored])
 
 
 def per_client(run: Run, model: str, name: str) -> list[Estimate]:

@@ -1,0 +1,334 @@
+"""The paper's tables with our results beside its own, from the records of sweeps."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfedbayes.errors import UserError
+from pfedbayes.methods import METHODS
+from pfedbayes.report import scores, tables
+from pfedbayes.report.page import Table
+from pfedbayes.report.scores import DEFAULT, Record
+from pfedbayes.report.tables import MODELS, Estimate
+
+DATASETS = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+SIZES = ("small", "medium", "large")
+METHODS_OF_THE_PAPER = ("fedavg", "fedprox", "bnfed", "perfedavg", "pfedme", "heurfedamp", "pfedgp", "pfedbayes")
+TUNED = ("pfedbayes", "fedavg", "pfedme", "fedrep")
+# What the public code of a method scores instead of its personal model, and so probably the paper.
+PUBLIC = {"perfedavg": "leaky", "pfedme": "local", "heurfedamp": "cloud"}
+VARIANTS = {
+    "leaky": "adapted on test data, as the public code does",
+    "local": "w of the last local step, as the public code scores it",
+    "cloud": "cloud model",
+    "label-prior": "with the client's label prior",
+}
+ESTIMATORS = {"one": "one sample", "mc10": "ten samples", "mean": "mean network"}
+ROUNDS_SCORED = 101  # rounds 700 to 800
+NOTHING = "–"
+WITHIN = 1.5  # points below the paper that need a reason
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the folder of results holds: the paper's numbers, and ours by table."""
+
+    paper: dict[str, list[dict[str, Any]]]
+    records: dict[str, list[Record]]
+
+    def find(self, table: str, **wanted: Any) -> list[Record]:
+        """The records of a table with these values."""
+        return [record for record in self.records[table] if all(record[key] == wanted[key] for key in wanted)]
+
+
+def read(folder: Path) -> Source:
+    """The data files of a folder of results."""
+    paper = _read_json(folder / "paper.json")
+    names = ("table1", "table2", "table3")
+    records = {name: _read_json(path) if (path := folder / f"{name}.json").exists() else [] for name in names}
+    return Source(paper, records)
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise UserError(
+            f"cannot read {path} ({error.strerror}): give a folder of results such as docs/results"
+        ) from None
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}): collect it again") from None
+
+
+def over_seeds(records: Sequence[Record], model: str, estimator: str | None, name: str) -> Estimate | None:
+    """A score over the seeds of records of one cell and variant; None where there is none. estimator: the headline's if
+    not given."""
+    found = [record[model] for record in records if record[model]]
+    scored = [scores.headline(each) if estimator is None else each.get(estimator) for each in found]
+    values = [math.nan if each[name] is None else each[name] for each in scored if each]
+    return tables.over_seeds(np.array(values)) if values else None
+
+
+def _text(records: Sequence[Record], estimate: Estimate | None, name: str = "accuracy") -> str:
+    if estimate is not None:
+        return tables.text(name, estimate)
+    return "diverged" if any("diverged" in record for record in records) else NOTHING
+
+
+def _difference(ours: Estimate | None, paper: float | None) -> str:
+    return NOTHING if ours is None or paper is None or not math.isfinite(ours.value) else f"{ours.value - paper:+.2f}"
+
+
+def _seeds(groups: Sequence[Sequence[Record]]) -> str:
+    counts = [len({record["seed"] for record in records}) for records in groups]
+    return ", ".join(str(count or NOTHING) for count in (counts[:1] if len(set(counts)) == 1 else counts))
+
+
+# Table 1
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of Table 1: a model of a method, of which variant and by which estimator (the only one if not given)."""
+
+    method: str
+    model: str
+    estimator: str | None = None
+    variant: str = DEFAULT
+
+    @property
+    def title(self) -> str:
+        notes = [
+            self.model,
+            ESTIMATORS[self.estimator] if self.estimator else "",
+            *(VARIANTS.get(word, word) for word in self.variant.split("+") if word != DEFAULT),
+        ]
+        return f"{METHODS[self.method].title} ({', '.join(filter(None, notes))})"
+
+
+def _lines(methods: Sequence[str], variants: bool, prior: bool = False) -> Iterator[Line]:
+    """The rows of a table: models, with estimators where weights are drawn, and further variants."""
+    for name in methods:
+        method = METHODS[name]
+        estimators = tuple(ESTIMATORS) if method.stochastic else (None,)
+        for model in MODELS:
+            if getattr(method, model):
+                yield from (Line(name, model, estimator) for estimator in estimators)
+                if prior:
+                    yield Line(name, model, "mc10" if method.stochastic else None, "label-prior")
+        if variants and name in PUBLIC:
+            yield Line(name, "personal", None, PUBLIC[name])
+
+
+def _of_paper(source: Source, line: Line, dataset: str, size: str) -> tuple[float, float] | None:
+    """The paper's mean and standard deviation."""
+    for row in source.paper["table1"]:
+        if (row["method"], row["dataset"], row["size"]) == (line.method, dataset, size):
+            mean_and_std: tuple[float, float] | None = row[line.model]
+            return mean_and_std
+    return None
+
+
+def _records(source: Source, line: Line, preset: str, split: str, dataset: str, size: str) -> list[Record]:
+    found = source.find("table1", preset=preset, split=split, dataset=dataset, size=size, method=line.method)
+    return [record for record in found if record["variant"] == line.variant or "diverged" in record]
+
+
+def beside_paper(source: Source, preset: str) -> Table:
+    """Scored as in the paper, the best of rounds 700 to 800: paper, ours, difference."""
+    lines = list(_lines(METHODS_OF_THE_PAPER if preset == "paper" else TUNED, variants=preset == "paper"))
+    blocks = []
+    for dataset, title in DATASETS.items():
+        rows = []
+        for line in lines:
+            cells, groups = [], []
+            for size in SIZES:
+                records = _records(source, line, preset, "two-block", dataset, size)
+                paper = _of_paper(source, line, dataset, size)
+                ours = over_seeds(records, line.model, line.estimator, "best_700_800")
+                groups.append(records)
+                cells += [
+                    tables.text("accuracy", Estimate(*paper)) if paper else NOTHING,
+                    _text(records, ours),
+                    _difference(ours, paper and paper[0]),
+                ]
+            rows.append((line.title, [*cells, _seeds(groups)]))
+        blocks.append((title, rows))
+    heads = [f"{size}: {what}" for size in SIZES for what in ("paper", "ours", "difference")]
+    return Table(f"Preset {preset}: best of rounds 700 to 800, as the paper scores", [*heads, "seeds"], blocks)
+
+
+def honest(source: Source, preset: str, split: str) -> Table:
+    """Without picking a round on test data: the mean of rounds 700 to 800, round 800, and how sure it was."""
+    if split == "sliding":
+        methods: tuple[str, ...] = TUNED
+    else:
+        methods = METHODS_OF_THE_PAPER if preset == "paper" else TUNED
+    shown = {"mean_700_800": "accuracy", "last": "accuracy", "nll": "nll", "ece": "ece"}
+    blocks = []
+    for dataset, title in DATASETS.items():
+        rows = []
+        for line in _lines(methods, variants=preset == "paper" and split == "two-block", prior=True):
+            groups = [_records(source, line, preset, split, dataset, size) for size in SIZES]
+            cells = [
+                _text(records, over_seeds(records, line.model, line.estimator, name), metric)
+                for records in groups
+                for name, metric in shown.items()
+            ]
+            rows.append((line.title, [*cells, _seeds(groups)]))
+        blocks.append((title, rows))
+    heads = [f"{size}: {what}" for size in SIZES for what in ("mean of 700–800", "round 800", "NLL", "ECE")]
+    return Table(f"Preset {preset}, {split} labels: no round picked", [*heads, "seeds"], blocks)
+
+
+def remarks(source: Source) -> list[str]:
+    """What Table 1 says of its own account, in sentences."""
+    return [*_against_paper(source), *_among_tuned(source), *_rarely_scored(source), *device_time(source, "table1")]
+
+
+def _columns() -> Iterator[tuple[str, str, str]]:
+    return ((dataset, size, model) for dataset in DATASETS for size in SIZES for model in MODELS)
+
+
+def _against_paper(source: Source) -> Iterator[str]:
+    """pFedBayes by ten samples against the paper's mean, and the baselines that are too weak."""
+    for preset in ("tuned", "paper"):
+        gaps = {}
+        for dataset, size, model in _columns():
+            line = Line("pfedbayes", model, "mc10")
+            ours = over_seeds(_records(source, line, preset, "two-block", dataset, size), model, "mc10", "best_700_800")
+            paper = _of_paper(source, line, dataset, size)
+            if ours and paper:
+                gaps[f"{DATASETS[dataset]} {size} {model}"] = ours.value - paper[0]
+        if gaps:
+            below = [f"{name} ({gap:+.2f})" for name, gap in gaps.items() if not gap >= 0]
+            yield (
+                f"pFedBayes ({preset}, ten samples, best of rounds 700 to 800) is at or above the paper's mean in "
+                f"{len(gaps) - len(below)} of {len(gaps)} cells" + (f"; below in {', '.join(below)}." if below else ".")
+            )
+    weak, count = [], 0
+    for line in _lines(METHODS_OF_THE_PAPER[:-1], variants=False):
+        for dataset, size, model in _columns():
+            paper = _of_paper(source, line, dataset, size) if model == line.model else None
+            records = _records(source, line, "paper", "two-block", dataset, size)
+            ours = over_seeds(records, model, None, "best_700_800")
+            if paper and ours:
+                count += 1
+                if not ours.value >= paper[0] - WITHIN:
+                    weak.append(
+                        f"{METHODS[line.method].title} {DATASETS[dataset]} {size} ({ours.value - paper[0]:+.2f})"
+                    )
+    if count:
+        yield (
+            f"Of {count} cells of the other methods {count - len(weak)} are within {WITHIN} points of the paper or "
+            "above it" + (f"; the others: {', '.join(weak)}." if weak else ".")
+        )
+
+
+def _among_tuned(source: Source) -> Iterator[str]:
+    """Whether the tuned pFedBayes is the best of the tuned methods, by the mean of rounds 700 to 800."""
+    gaps, count = [], 0
+    for dataset, size, model in _columns():
+        means = {}
+        for method in TUNED:
+            records = _records(source, Line(method, model), "tuned", "two-block", dataset, size)
+            means[method] = over_seeds(records, model, None, "mean_700_800")
+        ours = means.pop("pfedbayes")
+        others = {method: mean for method, mean in means.items() if mean}
+        if not ours or not others:
+            continue
+        count += 1
+        best = max(others, key=lambda method: others[method].value)
+        if not ours.value >= others[best].value - max(ours.std or 0, others[best].std or 0):
+            gaps.append(
+                f"{DATASETS[dataset]} {size} {model} ({ours.value - others[best].value:+.2f} to {METHODS[best].title})"
+            )
+    if count:
+        yield (
+            f"Among the tuned methods pFedBayes is the best, or within a standard deviation of it, in "
+            f"{count - len(gaps)} of {count} columns" + (f"; not in {', '.join(gaps)}." if gaps else ".")
+        )
+
+
+def _rarely_scored(source: Source) -> Iterator[str]:
+    """Where the last hundred rounds were not all scored, so that a best of them is a best of fewer."""
+    fewer: dict[str, None] = {}
+    for record in source.records["table1"]:
+        for model in MODELS:
+            for estimator, scored in (record[model] or {}).items():
+                if scored["evaluations"] < ROUNDS_SCORED:
+                    where = f"{DATASETS.get(record['dataset'], record['dataset'])} {record['size']}"
+                    by = f"{METHODS[record['method']].title}, {ESTIMATORS.get(estimator, estimator)}"
+                    fewer[f"{where}, {by}: {scored['evaluations']}"] = None
+    if fewer:
+        yield f"Rounds scored from 700 to 800 where not all {ROUNDS_SCORED} were: {'; '.join(sorted(fewer))}."
+
+
+def device_time(source: Source, table: str) -> Iterator[str]:
+    """How long the runs of a table took, by device."""
+    by_device: dict[str, list[Record]] = {}
+    for record in source.records[table]:
+        by_device.setdefault(record["device"], []).append(record)
+    for device, records in sorted(by_device.items()):
+        count = len({(record["cell"], record["seed"]) for record in records})
+        yield f"{scores.seconds(records) / 60:.1f} minutes on {device} for {count} runs."
+
+
+# Tables 2 and 3
+
+SYMBOLS = {
+    "method.rho0": "ρ", "method.zeta": "ζ", "method.eta_personal": "η₁", "method.eta_global": "η₂",
+    "method.eta": "η", "method.alpha": "η", "method.prox": "λ", "method.self_weight": "α",
+}  # fmt: skip
+
+
+def _setting(varied: dict[str, Any]) -> str:
+    symbols = SYMBOLS | ({"method.eta": "η₂"} if "method.eta_personal" in varied else {})
+    return ", ".join(f"{symbols[key]} = {value:g}" for key, value in varied.items())
+
+
+def settings_table(source: Source, table: str) -> Table:
+    """Rows of Table 2 or 3: the paper's values, ours scored likewise, and ours as they should be scored."""
+    rows = []
+    for row in source.paper[table]:
+        method = METHODS[row["method"]]
+        records = [
+            record
+            for record in source.find(table, method=row["method"], varied=row["varied"])
+            if "+" not in record["variant"]
+        ]
+        likewise = "one" if method.stochastic else "mean"
+        cells = []
+        for model in MODELS:
+            variant = PUBLIC.get(row["method"], DEFAULT) if model == "personal" else DEFAULT
+            as_paper = [record for record in records if record["variant"] == variant or "diverged" in record]
+            proper = [record for record in records if record["variant"] == DEFAULT]
+            if row[model] is None:
+                cells += [NOTHING] * 4
+                continue
+            ours = over_seeds(as_paper, model, likewise, "best_700_800")
+            cells += [
+                f"{row[model]:.2f}",
+                _text(as_paper, ours),
+                _difference(ours, row[model]),
+                _text(proper, over_seeds(proper, model, None, "mean_700_800")),
+            ]
+        rows.append((f"{method.title}: {_setting(row['varied'])}", cells))
+    heads = [
+        f"{model}: {what}"
+        for model in MODELS
+        for what in ("paper", "ours, likewise", "difference", "ours, mean of 700–800")
+    ]
+    caption = {
+        "table2": "pFedBayes on medium MNIST; likewise: best of rounds 700 to 800 by one sample; last: ten samples",
+        "table3": "Other methods on medium MNIST; likewise: best of rounds 700 to 800, personal models as the public "
+        "code of a method scores them (Per-FedAvg adapted on test data, pFedMe's w, HeurFedAMP's cloud model)",
+    }
+    return Table(caption[table], heads, [("", rows)])

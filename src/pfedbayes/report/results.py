@@ -1,0 +1,160 @@
+"""A folder of results as people read it: tables in Markdown, figures in SVG, and one page with all of it."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pfedbayes import runs
+from pfedbayes.methods import METHODS
+from pfedbayes.report import charts, paper
+from pfedbayes.report.page import Figure, Table, environment
+from pfedbayes.report.paper import Source
+from pfedbayes.report.tables import numbers, over_seeds
+
+PAGE = "results.html"
+NOTE = "Written by `pfedbayes results` from the JSON beside it; do not edit."
+ABOUT = (
+    "Accuracy in percent, weighted by test images, mean ± standard deviation over seeds. The best of rounds 700 to 800 "
+    "is picked on the test data, as in the paper, and is no unbiased estimate. – : not run, or not in the paper."
+)
+
+
+def write(folder: Path) -> list[Path]:
+    """Write all files that follow from the data in the folder."""
+    written = []
+    for name, content in render(folder).items():
+        runs.write_file(folder / name, content)
+        written.append(folder / name)
+    return written
+
+
+def render(folder: Path) -> dict[str, str]:
+    """The content of every file, by name."""
+    source = paper.read(folder)
+    pages = _pages(source)
+    convergence, uncertainty = _convergence(source), _uncertainty(folder)
+    files = {f"{name}.md": _markdown(title, notes, shown) for name, (title, notes, shown) in pages.items()}
+    files |= {f"{name}.svg": _standalone(figure.svg) for name, figure in (convergence | uncertainty).items()}
+    files[PAGE] = (
+        environment()
+        .get_template("results.html")
+        .render(
+            pages=list(pages.values()),
+            convergence=list(convergence.values()),
+            uncertainty=list(uncertainty.values()),
+        )
+    )
+    return files
+
+
+Pages = dict[str, tuple[str, list[str], list[Table]]]  # by name: title, sentences, tables
+
+
+def _pages(source: Source) -> Pages:
+    first = [
+        paper.beside_paper(source, "paper"),
+        paper.beside_paper(source, "tuned"),
+        paper.honest(source, "paper", "two-block"),
+        paper.honest(source, "tuned", "two-block"),
+        paper.honest(source, "paper", "sliding"),
+    ]
+    pages: Pages = {"table1": ("Table 1: all methods, data sets and sizes", [ABOUT, *paper.remarks(source)], first)}
+    for name, title in (("table2", "Table 2: settings of pFedBayes"), ("table3", "Table 3: settings of the others")):
+        notes = [ABOUT, *paper.device_time(source, name)]
+        pages[name] = (title, notes, [paper.settings_table(source, name)])
+    return pages
+
+
+def _markdown(title: str, notes: list[str], shown: list[Table]) -> str:
+    parts = [f"# {title}", NOTE, *notes]
+    for table in shown:
+        parts.append(f"## {table.caption}")
+        for block, rows in table.blocks:
+            lines = [
+                f"| {' | '.join(['', *table.heads])} |",
+                f"|{'---|' * (len(table.heads) + 1)}",
+                *(f"| {' | '.join([head, *cells])} |" for head, cells in rows),
+            ]
+            parts += [f"### {block}", "\n".join(lines)] if block else ["\n".join(lines)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _standalone(svg: str) -> str:
+    """A chart with the colours that it has on a page."""
+    style = resources.files(__package__).joinpath("style.css").read_text("utf-8")
+    start = svg.index(">") + 1
+    opening = svg[:start].replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" class="alone" ', 1)
+    return f"{opening}<style>{style}</style>{svg[start:]}\n"
+
+
+def _convergence(source: Source) -> dict[str, Figure]:
+    """Figure 2: accuracy over the rounds on MNIST, of the personal model where a method has one."""
+    figures = {}
+    for size in paper.SIZES:
+        series = []
+        for k, method in enumerate(paper.METHODS_OF_THE_PAPER):
+            found = source.find("table1", preset="paper", dataset="mnist", size=size, split="two-block", method=method)
+            curves = [record["curve"] for record in found if record.get("curve")]
+            if curves:
+                model = "personal" if "personal" in curves[0] else "shared"
+                label = f"{METHODS[method].title} ({model})"
+                series.append(_series(label, [curve[model] for curve in curves], k))
+        if series:
+            title = f"Figure 2, {size} MNIST: accuracy by round"
+            ends = "; ".join(f"{line.label}: {line.y[-1]:.2f} at round {line.x[-1]:g}" for line in series)
+            svg = charts.line_chart(title, series, x_label="round", y_label="Accuracy, %", description=ends)
+            caption = "Mean over seeds; pFedBayes by ten samples."
+            figures[f"figure2_{size}"] = Figure(title, svg, caption)
+    return figures
+
+
+def _series(label: str, curves: list[list[list[float]]], k: int) -> charts.Series:
+    """The mean over seeds of curves of (round, accuracy)."""
+    values = numbers([[accuracy for _, accuracy in curve] for curve in curves])
+    estimates = [over_seeds(column) for column in values.T]
+    return charts.Series(
+        label=label,
+        x=[number for number, _ in curves[0]],
+        y=[estimate.value for estimate in estimates],
+        spread=[estimate.std or 0.0 for estimate in estimates],
+        style=k % charts.COLOURS,
+    )
+
+
+def _uncertainty(folder: Path) -> dict[str, Figure]:
+    """Figure 3: what the personal models of five clients say of one image each, as training goes on."""
+    path = folder / "figure3.json"
+    if not path.exists():
+        return {}
+    data: dict[str, Any] = json.loads(path.read_text())
+    panels = []
+    for k, round in enumerate(data["rounds"]):
+        for client in data["clients"]:
+            answer = client["answers"][k]
+            groups = [
+                charts.Group(
+                    label=f"✓ {label}" if label == client["label"] else str(label),
+                    values=[probability],
+                    spreads=[spread],
+                    strong=label == client["label"],
+                )
+                for label, (probability, spread) in enumerate(
+                    zip(answer["probabilities"], answer["spread"], strict=True)
+                )
+            ]
+            title = f"{client['name']}, round {round}"
+            description = f"Mean entropy over its test images {answer['entropy']:.2f} nats."
+            chart = charts.bar_chart(
+                title, {"personal": 0}, groups, value_label="probability", description=description, end=1, compact=True
+            )
+            panels.append((f"{title}: mean entropy {answer['entropy']:.2f}", chart))
+    title = "Figure 3: predictive uncertainty of five clients at rounds " + ", ".join(map(str, data["rounds"]))
+    caption = (
+        f"pFedBayes on {data['data']}: the probabilities that a client's personal model gives to the labels of one of "
+        f"its test images, mean and standard deviation over {data['samples']} draws of the weights; ✓ marks the truth. "
+        "Entropy in nats, mean over the client's test images."
+    )
+    return {"figure3": Figure(title, charts.grid(title, caption, panels, len(data["clients"])), caption)}

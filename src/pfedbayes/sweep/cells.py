@@ -1,0 +1,198 @@
+"""The cells of a sweep from its file."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pfedbayes.config import nearest, read_toml
+from pfedbayes.errors import UserError
+from pfedbayes.experiment import SECTIONS, Change, Experiment, method_name, resolve
+
+# What a row may vary by a list, from the outermost loop to the innermost, and the setting that it stands for.
+AXES = {
+    "dataset": ("data", "name"),
+    "size": ("data", "size"),
+    "split": ("data", "labels"),
+    "method": ("method", "name"),
+}
+FILE_KEYS = ("base", "preset", "preset_file", "seeds", "set", "rows")
+ROW_KEYS = (*AXES, "variant", "seeds", "set", "vary")
+WINDOW_SHARE = 8  # the paper scores the last eighth of its rounds
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep: its name, what it is in the words of a table, its experiment and seeds; `changes` are the
+    settings that the sweep file itself gives it, `varied` those by which it differs from the other cells of its row."""
+
+    name: str
+    facts: dict[str, str]
+    experiment: Experiment
+    seeds: tuple[int, ...]
+    changes: tuple[Change, ...]
+    varied: dict[str, Any]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Identity of what is computed: the seeds and every setting that is not the default."""
+        found: dict[str, Any] = {"seeds": list(self.seeds)}
+        for section in SECTIONS:
+            if section != "execution":  # how it is run does not matter
+                found |= _unusual(section, getattr(self.experiment, section))
+        found.pop("data.dir", None)
+        return found
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Cells of one kind take about the same time."""
+        return self.facts["method"], self.facts["dataset"]
+
+
+def _unusual(section: str, values: Any) -> dict[str, Any]:
+    """Settings of a section that are not the default, as JSON would give them back."""
+    named: dict[str, Any] = {"method.name": method_name(values)} if section == "method" else {}
+    for item in dataclasses.fields(values):
+        value = getattr(values, item.name)
+        if value != item.default:
+            named[f"{section}.{item.name}"] = list(value) if isinstance(value, tuple) else value
+    return named
+
+
+def load(path: Path) -> list[Cell]:
+    """The cells of a sweep file, in the order in which they are to be run."""
+    file = read_toml(path)
+    _refuse_unknown(file, FILE_KEYS, str(path))
+    rows = file.get("rows")
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, Mapping) for row in rows):
+        raise UserError(f"{path} describes no cells: give it at least one [[rows]]")
+    presets = _read_presets(path.parent / file["preset_file"]) if "preset_file" in file else None
+    cells: dict[str, Cell] = {}
+    for row in rows:
+        _refuse_unknown(row, ROW_KEYS, f"[[rows]] of {path}")
+        for cell in _cells(path, file, row, presets):
+            if cell.name in cells:
+                raise UserError(f"{path} describes {cell.name} twice: remove one, or give it a variant of its own")
+            cells[cell.name] = cell
+    if not cells:
+        raise UserError(f"{path} describes no cells: a list in its [[rows]] is empty")
+    return list(cells.values())
+
+
+def _read_presets(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise UserError(f"{path} is not there yet: write it by pfedbayes sweep with tuning.toml and --choose {path}")
+    return read_toml(path)
+
+
+def _refuse_unknown(table: Mapping[str, Any], valid: Sequence[str], where: str) -> None:
+    for name in table:
+        if name not in valid:
+            raise UserError(f"unknown key {name!r} in {where}: {nearest(name, valid)}")
+
+
+def _cells(path: Path, file: dict[str, Any], row: dict[str, Any], presets: dict[str, Any] | None) -> Iterator[Cell]:
+    common = [*_changes(file.get("set", {}), path), *_changes(row.get("set", {}), path)]
+    axes = [row[axis] if isinstance(row[axis], list) else [row[axis]] for axis in AXES if axis in row]
+    settings = [AXES[axis] for axis in AXES if axis in row]
+    for values in itertools.product(*axes):
+        named = dict(zip([axis for axis in AXES if axis in row], values, strict=True))
+        base = _base(path, file, named)
+        chosen = [(*setting, value) for setting, value in zip(settings, values, strict=True)]
+        if presets is not None:
+            chosen += _preset(path, file, presets, named)
+        for point in row.get("vary", [{}]):
+            varied = _changes(point, path)
+            yield _cell(path, file, row, base, [*chosen, *common, *varied], varied)
+
+
+def _base(path: Path, file: dict[str, Any], named: dict[str, str]) -> dict[str, Any]:
+    """The sections of the experiment file that a cell starts from."""
+    if "base" not in file:
+        return {}
+    try:
+        name = str(file["base"]).format(**named)
+    except (KeyError, IndexError, ValueError) as error:
+        raise UserError(f"base of {path} cannot be filled in ({error}): a row gives {', '.join(named)}") from None
+    return read_toml(path.parent / name)
+
+
+def _preset(path: Path, file: dict[str, Any], presets: dict[str, Any], named: dict[str, str]) -> list[Change]:
+    """The settings of a method on a data set in the preset file."""
+    dataset, method = named.get("dataset", ""), named.get("method", "")
+    try:
+        return _changes(presets[dataset][method], path)
+    except KeyError:
+        raise UserError(
+            f"{file['preset_file']} has no settings for {method} on {dataset}: choose them by pfedbayes sweep --choose"
+        ) from None
+
+
+def _changes(sections: Any, path: Path) -> list[Change]:
+    if not isinstance(sections, Mapping) or not all(isinstance(values, Mapping) for values in sections.values()):
+        raise UserError(f"{sections!r} in {path} is not understood: write settings as section.key = value")
+    return [(section, key, value) for section, values in sections.items() for key, value in values.items()]
+
+
+def _cell(
+    path: Path,
+    file: dict[str, Any],
+    row: dict[str, Any],
+    base: dict[str, Any],
+    changes: list[Change],
+    varied: list[Change],
+) -> Cell:
+    experiment = resolve(base, changes)
+    if not any(change[:2] == ("training", "evaluate_window") for change in changes):
+        rounds = experiment.training.rounds
+        window = (max(1, rounds - rounds // WINDOW_SHARE), rounds)
+        experiment = dataclasses.replace(
+            experiment, training=dataclasses.replace(experiment.training, evaluate_window=window)
+        )
+    if experiment.data.name == "regression":
+        raise UserError(f"{path} asks for a regression: a sweep compares accuracies, so give it labels")
+    count = row.get("seeds", file.get("seeds", 1))
+    if type(count) is not int or count < 1:
+        raise UserError(f"seeds is {count!r} in {path}: give a whole number, at least 1")
+    facts = {
+        "preset": str(file.get("preset", "paper")),
+        "dataset": experiment.data.name,
+        "size": str(experiment.data.size),
+        "split": experiment.data.labels,
+        "method": method_name(experiment.method),
+        "variant": str(row.get("variant", "default")),
+    }
+    by = {f"{section}.{key}": value for section, key, value in varied}
+    parts = [value for value in facts.values() if value != "default"] + [f"{key}={value}" for key, value in by.items()]
+    name = "_".join(parts).replace("/", "-")
+    seeds = tuple(experiment.training.seed + k for k in range(count))
+    return Cell(name, facts, experiment, seeds, tuple(changes), by)
+
+
+def select(cells: Sequence[Cell], only: Sequence[str] = (), part: tuple[int, int] = (1, 1)) -> list[Cell]:
+    """Cells that have all the words of one of the texts in `only`, and of these every n-th for part (i, n).
+
+    A word is a whole part of a name, such as mnist or fedavg, or else any piece of it.
+    """
+    whole = {word for cell in cells for word in cell.name.split("_")}
+
+    def has(cell: Cell, word: str) -> bool:
+        return word in (cell.name.split("_") if word in whole else cell.name)
+
+    chosen = [cell for cell in cells if not only or any(all(has(cell, w) for w in text.split()) for text in only)]
+    if not chosen:
+        raise UserError(f"no cell is called {' or '.join(only)}: --dry-run lists them")
+    number, of = part
+    return chosen[number - 1 :: of]
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """ "2/3" -> (2, 3)."""
+    number, _, of = text.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise UserError(f"--part {text!r} is not understood: write 1/3, 2/3 or 3/3 for a third of the cells")
+    return int(number), int(of)

@@ -1,0 +1,93 @@
+"""The best of several settings by the results of a sweep: how the preset "tuned" comes about."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pfedbayes import runs
+from pfedbayes.config import to_toml
+from pfedbayes.errors import UserError
+from pfedbayes.report.scores import DEFAULT, Record, headline
+from pfedbayes.report.tables import MODELS
+from pfedbayes.sweep.cells import Cell
+from pfedbayes.sweep.results import Results
+
+# Settings of a tuning run that are not the method's: for how long it is run and when it is looked at.
+SCHEDULE = {"rounds", "seed", "evaluate_every", "evaluate_window"}
+
+
+def choose(cells: Sequence[Cell], results: Results, path: Path) -> list[str]:
+    """Write the settings of the best row for every data set and method; a line about each.
+
+    The rows of a method are compared by validation accuracy, averaged over the last eighth of the rounds, over seeds,
+    sizes and its models. Rows that are not complete, or have diverged, are out.
+    """
+    for cell in cells:
+        if cell.experiment.evaluation.split != "validation":
+            raise UserError(f"{cell.name} is scored on test data: settings are chosen on evaluation.split=validation")
+    lines, sections = [], {}
+    for dataset, method in dict.fromkeys((cell.facts["dataset"], cell.facts["method"]) for cell in cells):
+        rows = _rows(cell for cell in cells if (cell.facts["dataset"], cell.facts["method"]) == (dataset, method))
+        scored = {key: _score(row, results) for key, row in rows.items()}
+        complete = {key: score for key, score in scored.items() if score is not None}
+        if not complete:
+            lines.append(f"{method} on {dataset}: no row is complete, so nothing was chosen")
+            continue
+        best = max(complete, key=lambda key: complete[key])
+        chosen = rows[best]
+        sizes = ", ".join(cell.facts["size"] for cell in chosen)
+        lines.append(
+            f"{method} on {dataset}: {_text(chosen[0].varied)}, {complete[best]:.2f} % on validation data, the best of "
+            f"{len(complete)} settings ({sizes}; {chosen[0].experiment.training.rounds} rounds)"
+        )
+        for section, values in _settings(chosen[0]).items():
+            sections[f"{dataset}.{method}.{section}"] = values
+    if not sections:
+        raise UserError("no row of the sweep is complete: run it first")
+    head = "".join(f"# {line}\n" for line in ["Chosen by pfedbayes sweep --choose, by validation accuracy.", *lines])
+    with runs.writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    runs.write_file(path, f"{head}\n{to_toml(sections)}")
+    return lines
+
+
+def _rows(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
+    """Cells that differ in their size alone are one row."""
+    rows: dict[str, list[Cell]] = {}
+    for cell in cells:
+        rows.setdefault(json.dumps(cell.varied, sort_keys=True), []).append(cell)
+    return rows
+
+
+def _score(row: Sequence[Cell], results: Results) -> float | None:
+    """The mean accuracy of a row, or None if a cell of it is missing or has diverged."""
+    accuracies = []
+    for cell in row:
+        records = [record for record in results.get(cell.name, []) if record["variant"] == DEFAULT]
+        if not records:
+            return None
+        accuracies += [fmean(_accuracies(record)) for record in records]
+    return fmean(accuracies) if all(map(math.isfinite, accuracies)) else None
+
+
+def _accuracies(record: Record) -> list[float]:
+    found = [headline(record[model])["mean_700_800"] for model in MODELS if record[model]]
+    return [math.nan if value is None else value for value in found] or [math.nan]
+
+
+def _settings(cell: Cell) -> dict[str, dict[str, Any]]:
+    """What the preset takes over: what the sweep says of net, method and training, but for its schedule."""
+    sections: dict[str, dict[str, Any]] = {}
+    for section, key, value in cell.changes:
+        if section in ("net", "method", "training") and key not in SCHEDULE and (section, key) != ("method", "name"):
+            sections.setdefault(section, {})[key] = value
+    return sections
+
+
+def _text(varied: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in varied.items()) or "as it is"

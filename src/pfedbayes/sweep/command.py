@@ -1,0 +1,156 @@
+"""The command `pfedbayes sweep`: what is there, what is to be done, and how it went."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from pfedbayes import runs
+from pfedbayes.errors import UserError
+from pfedbayes.plan import choose_device
+from pfedbayes.report import scores
+from pfedbayes.sweep.cells import Cell, load, parse_part, select
+from pfedbayes.sweep.choosing import choose
+from pfedbayes.sweep.results import (
+    Results,
+    changed,
+    changed_under_way,
+    forget,
+    gather,
+    read_results,
+    refuse_changed,
+    write_results,
+)
+from pfedbayes.sweep.running import Outcome, Status, run
+
+SHOW_SECONDS = 10.0  # between two lines about a cell
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of the command, see its help."""
+
+    out: Path
+    device: str = "auto"
+    data_dir: Path | None = None
+    minutes: float | None = None
+    results: Path | None = None
+    imports: tuple[Path, ...] = ()
+    collect: bool = False
+    choose: Path | None = None
+    redo: bool = False
+    dry_run: bool = False
+
+
+def command(
+    file: Path,
+    only: Sequence[str],
+    part: str,
+    options: Options,
+    stopped: Callable[[], bool],
+    console: Console,
+) -> dict[str, Any]:
+    """Do what the options ask for; the object of --json."""
+    begun = time.monotonic()
+    cells = load(file)
+    chosen = select(cells, only, parse_part(part))
+    if options.collect and options.results is None:
+        raise UserError("--collect writes one file of results: say where with --results FILE")
+    kept = read_results(options.results) if options.results and options.results.exists() else {}
+    results = kept | gather(options.out, options.imports)
+    if options.redo and not options.dry_run:
+        old = [*changed(chosen, results), *changed_under_way(chosen, options.out)]
+        results = forget(options.out, old, results)
+    refuse_changed(chosen, results)
+    if options.dry_run:
+        _list(chosen, results, options.out)
+        return _outcome(chosen, Outcome(results), begun)
+
+    if options.choose:
+        for line in choose(chosen, results, options.choose):
+            console.print(line, soft_wrap=True, markup=False)
+        return _outcome(chosen, Outcome(results), begun)
+
+    def keep(known: Results) -> None:
+        if options.results:
+            write_results(options.results, known)
+
+    outcome = Outcome(results)
+    if not options.collect:
+        choose_device(options.device)
+        deadline = math.inf if options.minutes is None else begun + 60 * options.minutes
+        outcome = run(
+            chosen, options.out, results, options.device, options.data_dir, deadline, stopped, _Teller(console), keep
+        )
+    if outcome.results:
+        keep(outcome.results)
+    found = _outcome(chosen, outcome, begun)
+    _sum_up(found, outcome, console)
+    return found
+
+
+def _outcome(cells: Sequence[Cell], outcome: Outcome, begun: float) -> dict[str, Any]:
+    return {
+        "done": [cell.name for cell in cells if cell.name in outcome.results],
+        "missing": [cell.name for cell in cells if cell.name not in outcome.results],
+        "failed": outcome.failed,
+        "seconds": time.monotonic() - begun,
+    }
+
+
+def _list(cells: Sequence[Cell], results: Results, out: Path) -> None:
+    console = Console(highlight=False)
+    for number, cell in enumerate(cells, 1):
+        state = "to do"
+        if cell.name in results:
+            state = f"done in {scores.seconds(results[cell.name]):.0f} s"
+        elif (out / "runs" / cell.name / runs.INFO).exists():
+            state = "begun"
+        rounds = cell.experiment.training.rounds
+        console.print(f"{number:3} {cell.name}  {len(cell.seeds)} seeds, {rounds} rounds: {state}", soft_wrap=True)
+
+
+class _Teller:
+    """Says where the sweep stands: when a cell begins, and now and then."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._cell: Cell | None = None
+        self._due = 0.0
+
+    def __call__(self, status: Status) -> None:
+        now = time.monotonic()
+        if status.cell is not self._cell:
+            self._cell, self._due = status.cell, now + SHOW_SECONDS
+            seeds = f"{len(status.cell.seeds)} seed{'s'[: len(status.cell.seeds) > 1]}"
+            title = f"cell {status.number} of {status.count}: {status.cell.name}, {seeds}"
+            self._console.print(title, soft_wrap=True, markup=False)
+        rounds = status.cell.experiment.training.rounds
+        if now > self._due or status.round == rounds:
+            self._due = now + SHOW_SECONDS
+            left = [
+                f"about {_duration(seconds)} left for {what}"
+                for what, seconds in (("the cell", status.cell_left), ("the sweep", status.sweep_left))
+                if seconds is not None
+            ]
+            self._console.print("  " + ", ".join([f"round {status.round}/{rounds}", *left]), soft_wrap=True)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def _sum_up(found: dict[str, Any], outcome: Outcome, console: Console) -> None:
+    total = len(found["done"]) + len(found["missing"])
+    console.print(f"{len(found['done'])} of {total} cells done, in {_duration(found['seconds'])}", soft_wrap=True)
+    for name in found["missing"]:
+        if name not in outcome.failed:
+            console.print(f"missing: {name}", soft_wrap=True, markup=False)
+    for name, reason in outcome.failed.items():
+        console.print(f"failed:  {name}: {reason}", soft_wrap=True, markup=False)

@@ -1,0 +1,91 @@
+"""What is kept of the cells of a sweep: records in JSON files, of one cell or of many."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from pfedbayes import runs
+from pfedbayes.errors import UserError
+from pfedbayes.report.scores import Record
+from pfedbayes.sweep.cells import Cell
+
+Results = dict[str, list[Record]]  # by cell
+
+
+def read_results(path: Path) -> Results:
+    """The records of a file by cell."""
+    try:
+        records = json.loads(path.read_text())
+        results: Results = {}
+        for record in records:
+            results.setdefault(record["cell"], []).append(record)
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}): give the results of a sweep") from None
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path} does not hold the results of a sweep: give a file that one has written") from None
+    return results
+
+
+def write_results(path: Path, results: Results) -> None:
+    """All records in one file, a line each, in an order that does not depend on who ran what."""
+    records = sorted(
+        (record for records in results.values() for record in records),
+        key=lambda record: (record["cell"], record["seed"], record["variant"]),
+    )
+    lines = ",\n".join(json.dumps(record, allow_nan=False, ensure_ascii=False) for record in records)
+    with runs.writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    runs.write_file(path, f"[\n{lines}\n]\n")
+
+
+def gather(out: Path, files: Iterable[Path] = ()) -> Results:
+    """What is known already: from these files and, before them, from the folder of the sweep."""
+    results: Results = {}
+    for path in [*files, *sorted((out / "cells").glob("*.json"))]:
+        results |= read_results(path)
+    return results
+
+
+def changed(cells: Iterable[Cell], results: Results) -> dict[str, str]:
+    """Cells whose results were made with other settings, and which those were."""
+    differing = {}
+    for cell in cells:
+        if cell.name in results:
+            before = next(record["settings"] for record in results[cell.name] if "settings" in record)
+            now = cell.settings
+            for key in sorted(before.keys() | now.keys()):
+                if before.get(key) != now.get(key):
+                    was, is_now = (json.dumps(settings.get(key, "default")) for settings in (before, now))
+                    differing[cell.name] = f"{key} was {was} and is {is_now}"
+                    break
+    return differing
+
+
+def changed_under_way(cells: Iterable[Cell], out: Path) -> list[str]:
+    """Cells that were begun with other settings."""
+    folders = [(cell, out / "runs" / cell.name) for cell in cells]
+    return [
+        cell.name
+        for cell, folder in folders
+        if (folder / runs.INFO).exists() and runs.read(folder).info["digest"] != cell.experiment.digest(cell.seeds)
+    ]
+
+
+def refuse_changed(cells: Iterable[Cell], results: Results) -> None:
+    """Results of one name but of different settings are never mixed."""
+    for name, how in changed(cells, results).items():
+        raise UserError(
+            f"{name} was made with other settings ({how}): add --redo to run it again, or give another --out"
+        )
+
+
+def forget(out: Path, names: Iterable[str], results: Results) -> Results:
+    """The results without these cells, and the folder of the sweep without what it has of them."""
+    dropped = set(names)
+    for name in dropped:
+        (out / "cells" / f"{name}.json").unlink(missing_ok=True)
+        shutil.rmtree(out / "runs" / name, ignore_errors=True)
+    return {name: records for name, records in results.items() if name not in dropped}

@@ -1,0 +1,160 @@
+"""Running the cells of a sweep one after another, with what happens on the way."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from pfedbayes import execution, runs
+from pfedbayes.errors import Diverged, UserError
+from pfedbayes.report import scores
+from pfedbayes.report.scores import Record
+from pfedbayes.sweep.cells import Cell
+from pfedbayes.sweep.results import Results, write_results
+
+START_SECONDS = 30.0  # a cell that cannot even compile before the time is up is not begun
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a sweep stands: cell `number` of `count` after a round, and about how many seconds are left."""
+
+    cell: Cell
+    number: int
+    count: int
+    round: int
+    cell_left: float | None
+    sweep_left: float | None
+
+
+@dataclass
+class Outcome:
+    """What came of a sweep: all results, and the cells that failed with a line about why."""
+
+    results: Results
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def run(
+    cells: Sequence[Cell],
+    out: Path,
+    results: Results,
+    device: str = "auto",
+    data_dir: Path | None = None,
+    deadline: float = float("inf"),
+    stopped: Callable[[], bool] = lambda: False,
+    tell: Callable[[Status], None] = lambda status: None,
+    keep: Callable[[Results], None] = lambda results: None,
+) -> Outcome:
+    """Run the cells that have no results yet, until the deadline (of time.monotonic) or until asked to stop.
+
+    tell: called after every round; keep: called with all results after every cell.
+    """
+    outcome = Outcome(dict(results))
+    with runs.writing(out):
+        (out / "cells").mkdir(parents=True, exist_ok=True)
+    for number, cell in enumerate(cells, 1):
+        if cell.name not in outcome.results:
+            if stopped() or time.monotonic() > deadline - START_SECONDS:
+                continue
+            ahead = [other for other in cells[number:] if other.name not in outcome.results]
+            clock = _TimeLeft(cell, number, len(cells), ahead, outcome.results)
+            try:
+                records = _run_cell(
+                    cell, out, device, data_dir, lambda: stopped() or time.monotonic() > deadline, clock, tell
+                )
+            except Exception as error:  # whatever befalls one cell, the others go on
+                if not isinstance(error, UserError):
+                    traceback.print_exc()
+                outcome.failed[cell.name] = _one_line(error)
+                continue
+            finally:
+                _free_memory()
+            if records is None:
+                continue
+            write_results(out / "cells" / f"{cell.name}.json", {cell.name: records})
+            outcome.results[cell.name] = records
+            keep(outcome.results)
+        if reason := outcome.results[cell.name][0].get("diverged"):
+            outcome.failed[cell.name] = reason
+        shutil.rmtree(out / "runs" / cell.name, ignore_errors=True)
+    return outcome
+
+
+def _free_memory() -> None:
+    """What a cell has left behind: the next one is another program."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.compiler.reset()
+        torch.cuda.empty_cache()
+
+
+def _one_line(error: Exception) -> str:
+    first = str(error).strip().partition("\n")[0]
+    return first if isinstance(error, UserError) else f"{type(error).__name__}: {first}"
+
+
+def _run_cell(
+    cell: Cell,
+    out: Path,
+    device: str,
+    data_dir: Path | None,
+    enough: Callable[[], bool],
+    clock: _TimeLeft,
+    tell: Callable[[Status], None],
+) -> list[Record] | None:
+    """The records of a cell, or None if it was interrupted; its folder then has its state."""
+    folder = out / "runs" / cell.name
+    names = {**cell.facts, "cell": cell.name, "varied": cell.varied}
+    resume = (folder / runs.INFO).exists()
+    rounds = execution.execute(cell.experiment, folder, cell.seeds, device, resume, data_dir)
+    try:
+        for step in rounds:
+            tell(clock.after(step))
+            if enough() and step.round < step.rounds:
+                rounds.close()
+                return None
+    except Diverged as error:
+        return scores.diverged(names, cell.settings, runs.read(folder), str(error))
+    return scores.records(names, cell.settings, runs.read(folder))
+
+
+class _TimeLeft:
+    """About how long a cell and the cells after it will take: as long as those of their kind have taken."""
+
+    def __init__(self, cell: Cell, number: int, count: int, ahead: Sequence[Cell], results: Results) -> None:
+        self._cell, self._number, self._count, self._ahead = cell, number, count, ahead
+        self._known: dict[tuple[str, str], list[float]] = {}
+        for records in results.values():
+            kind = records[0]["method"], records[0]["dataset"]
+            self._known.setdefault(kind, []).append(scores.seconds(records))
+        self._start: tuple[int, float] | None = None
+
+    def after(self, step: execution.Progress) -> Status:
+        """Where the sweep stands after a round of the cell."""
+        now = time.monotonic()
+        self._start = self._start or (step.round, now)
+        first, begun = self._start
+        left = None
+        if step.round > first:  # the first round also compiles
+            left = (now - begun) / (step.round - first) * (step.rounds - step.round)
+        own = step.seconds + left if left is not None else None
+        ahead = [self._expected(other, own) for other in self._ahead]
+        total = None if left is None or None in ahead else left + sum(seconds for seconds in ahead if seconds)
+        return Status(self._cell, self._number, self._count, step.round, left, total)
+
+    def _expected(self, cell: Cell, own: float | None) -> float | None:
+        """What cells of the kind took; else those of the method; else what the present one takes."""
+        same_kind = self._known.get(cell.kind, [])
+        same_method = [s for (method, _), each in self._known.items() if method == cell.kind[0] for s in each]
+        for known in (same_kind, same_method):
+            if known:
+                return sum(known) / len(known)
+        return own

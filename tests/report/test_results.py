@@ -1,0 +1,289 @@
+"""The paper's tables with our results beside them."""
+
+import itertools
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pfedbayes import execution
+from pfedbayes.errors import UserError
+from pfedbayes.experiment import load
+from pfedbayes.figure3 import measure
+from pfedbayes.methods import METHODS
+from pfedbayes.report import paper, results
+from pfedbayes.sweep.cells import load as load_cells
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "results"
+
+
+def paper_rows(table):
+    return json.loads((FOLDER / "paper.json").read_text())[table]
+
+
+def scored(value, evaluations=101):
+    """The scores of one estimator around an accuracy."""
+    return {
+        "best_700_800": value + 1, "last": value + 0.5, "mean_700_800": value, "nll": 0.25, "ece": 0.125,
+        "evaluations": evaluations,
+    }  # fmt: skip
+
+
+def record(method, model_values, seed=1, variant="default", **others):
+    """A made-up record; model_values: {model: {estimator: accuracy}}."""
+    models = {
+        model: {way: scored(value) for way, value in model_values[model].items()} if model in model_values else None
+        for model in ("personal", "shared")
+    }
+    common = {
+        "method": method, "preset": "paper", "dataset": "mnist", "size": "small", "split": "two-block", "seed": seed,
+        "variant": variant, "device": "GPU", "seconds": 30.0, "commit": "abc", "varied": {}, "settings": {},
+    }  # fmt: skip
+    made = common | models | others
+    return made | {"cell": "_".join(str(made[key]) for key in ("preset", "dataset", "size", "split", "method"))}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    shutil.copy(FOLDER / "paper.json", tmp_path)
+    return tmp_path
+
+
+def rows_of(markdown, title):
+    """Cells by row of the first table after a heading, as a dict of dicts by column."""
+    lines = markdown[markdown.index(title) :].splitlines()
+    table = list(
+        itertools.takewhile(lambda line: line.startswith("|"), itertools.dropwhile(lambda x: x[:1] != "|", lines))
+    )
+    heads, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    return {row[0]: dict(zip(heads[1:], row[1:], strict=True)) for row in rows}
+
+
+class TestThePaper:
+    def test_its_claims_about_table_1_hold_for_our_copy(self):
+        """Section 5.3 says by how much pFedBayes is ahead of the best other method."""
+        claims = {
+            ("mnist", "personal"): (1.25, 1.78, 0.52),
+            ("mnist", "shared"): (2.79, 1.67, 1.97),
+            ("fashion-mnist", "personal"): (0.42, 0.63, 0.79),
+            ("cifar10", "personal"): (11.71, 7.19, 6.33),
+            ("cifar10", "shared"): (3.47, 3.49, None),
+        }
+        for (dataset, model), margins in claims.items():
+            for size, margin in zip(paper.SIZES, margins, strict=True):
+                of = {
+                    row["method"]: row[model][0]
+                    for row in paper_rows("table1")
+                    if (row["dataset"], row["size"]) == (dataset, size) and row[model]
+                }
+                ours = of.pop("pfedbayes")
+                if margin is not None:
+                    assert ours - max(of.values()) == pytest.approx(margin, abs=0.005)
+
+    def test_the_settings_it_settles_on_are_the_best_of_their_rows(self):
+        """Appendix B: zeta = 10, rho = -2.5 by the shared model; rates by what each method is for."""
+        rows = [row for row in paper_rows("table2") if row["varied"]["method.rho0"] == -2.5]
+        assert max(rows, key=lambda row: row["shared"])["varied"]["method.zeta"] == 10
+        for method, model, key, value in (
+            ("pfedme", "personal", "method.eta", 0.01),
+            ("heurfedamp", "personal", "method.self_weight", 0.5),
+            ("perfedavg", "personal", "method.alpha", 0.01),
+            ("pfedgp", "personal", "method.eta", 0.05),
+            ("fedavg", "shared", "method.eta", 0.01),
+            ("fedprox", "shared", "method.prox", 0.001),
+            ("bnfed", "shared", "method.eta", 0.5),
+        ):
+            rows = [row for row in paper_rows("table3") if row["method"] == method]
+            assert max(rows, key=lambda row: row[model])["varied"][key] == value
+
+    def test_every_model_of_every_method_has_its_cells(self):
+        rows = paper_rows("table1")
+        assert len(rows) == 8 * 3 * 3
+        assert {(row["method"], row["dataset"], row["size"]) for row in rows} == set(
+            itertools.product(paper.METHODS_OF_THE_PAPER, paper.DATASETS, paper.SIZES)
+        )
+        for row in rows:
+            for model in ("personal", "shared"):
+                assert row[model] is None or getattr(METHODS[row["method"]], model)
+
+    @pytest.mark.parametrize(("table", "count"), [("table2", 20), ("table3", 42)])
+    def test_the_sweep_of_a_table_has_a_run_for_each_of_its_rows(self, table, count):
+        rows = paper_rows(table)
+        assert len(rows) == count
+        cells = load_cells(ROOT / "experiments" / f"{table}.toml")
+        wanted = {(row["method"], json.dumps(row["varied"])) for row in rows}
+        assert {(cell.facts["method"], json.dumps(cell.varied)) for cell in cells} == wanted
+        for cell in cells:
+            assert (cell.experiment.data.name, cell.experiment.data.size) == ("mnist", "medium")
+
+    def test_the_sweep_of_table_1_has_all_cells_most_telling_first(self):
+        cells = load_cells(ROOT / "experiments" / "table1.toml")
+        two_block = [cell for cell in cells if cell.facts["split"] == "two-block"]
+        assert {tuple(cell.facts[key] for key in ("method", "dataset", "size")) for cell in two_block} == set(
+            itertools.product(paper.METHODS_OF_THE_PAPER, paper.DATASETS, paper.SIZES)
+        )
+        assert {cell.facts["method"] for cell in cells[:18]} == {"pfedbayes", "fedavg"}
+        assert {cell.facts["method"] for cell in cells if cell.facts["split"] == "sliding"} == set(paper.TUNED)
+        for cell in cells:
+            assert cell.experiment.training.rounds == 800
+            assert len(cell.seeds) == (3 if cell.facts["dataset"] == "cifar10" else 5) or "pfedgp" in cell.name
+
+
+class TestTables:
+    def test_a_cell_has_paper_ours_and_the_difference(self, folder):
+        values = {"one": 90.0, "mc10": 93.0, "mean": 94.0}
+        both = {"personal": values, "shared": {way: value - 10 for way, value in values.items()}}
+        lower = {model: {way: value - 2 for way, value in each.items()} for model, each in both.items()}
+        records = [record("pfedbayes", both), record("pfedbayes", lower, seed=2)]
+        (folder / "table1.json").write_text(json.dumps(records))
+        files = results.render(folder)
+        rows = rows_of(files["table1.md"], "## Preset paper: best")
+        row = rows["pFedBayes (personal, one sample)"]
+        assert row["small: paper"] == "94.13 ± 0.27"
+        assert row["small: ours"] == f"90.00 ± {math.sqrt(2):.2f}"
+        assert row["small: difference"] == "-4.13"
+        assert (row["medium: ours"], row["medium: difference"], row["seeds"]) == ("–", "–", "2, –, –")
+        assert rows["pFedBayes (shared, ten samples)"]["small: ours"].startswith("83.00")
+        row = rows_of(files["table1.md"], "## Preset paper, two-block")["pFedBayes (personal, ten samples)"]
+        assert row["small: mean of 700–800"].startswith("92.00")
+        assert row["small: round 800"].startswith("92.50")
+        assert (row["small: NLL"], row["small: ECE"]) == ("0.250 ± 0.000", "0.125 ± 0.000")
+        assert "1.0 minutes on GPU for 2 runs" in files["table1.md"]
+        assert (
+            "is at or above the paper's mean in 0 of 2 cells; below in MNIST small personal (-1.13)"
+            in files["table1.md"]
+        )
+
+    def test_variants_stand_beside_the_method_and_time_counts_once(self, folder):
+        records = [
+            record("heurfedamp", {"personal": {"mean": 95.0}}),
+            record("heurfedamp", {"personal": {"mean": 90.0}}, variant="cloud"),
+            record("heurfedamp", {"personal": {"mean": 96.0}}, variant="label-prior"),
+        ]
+        (folder / "table1.json").write_text(json.dumps(records))
+        page = results.render(folder)["table1.md"]
+        rows = rows_of(page, "## Preset paper: best")
+        assert rows["HeurFedAMP (personal)"]["small: ours"] == "96.00"
+        assert rows["HeurFedAMP (personal, cloud model)"]["small: difference"] == "+0.11"
+        rows = rows_of(page, "## Preset paper, two-block")
+        assert rows["HeurFedAMP (personal, with the client's label prior)"]["small: mean of 700–800"] == "96.00"
+        assert "0.5 minutes on GPU for 1 runs" in page
+
+    def test_weak_baselines_gaps_of_the_tuned_and_rare_scores_are_told(self, folder):
+        few = record("pfedgp", {"personal": {"mean": 80.0}}, dataset="cifar10")
+        few["personal"]["mean"]["evaluations"] = 3
+        records = [
+            record("fedavg", {"shared": {"mean": 80.0}}),
+            record("fedprox", {"shared": {"mean": 87.0}}),
+            record("pfedbayes", {"personal": {"mc10": 90.0}}, preset="tuned"),
+            record("fedrep", {"personal": {"mean": 91.0}}, preset="tuned"),
+            few,
+        ]
+        (folder / "table1.json").write_text(json.dumps(records))
+        page = results.render(folder)["table1.md"]
+        assert "Of 3 cells of the other methods 2 are within 1.5 points of the paper or above it" in page
+        assert "the others: FedAvg MNIST small (-6.38)." in page
+        assert "in 0 of 1 columns; not in MNIST small personal (-1.00 to FedRep)." in page
+        assert "CIFAR-10 small, pFedGP, mean network: 3." in page
+
+    def test_rows_of_tables_2_and_3(self, folder):
+        one = paper_rows("table2")[0]
+        values = {
+            "personal": {"one": 90.0, "mc10": 95.0, "mean": 96.0},
+            "shared": {"one": 80.0, "mc10": 85.0, "mean": 86.0},
+        }
+        (folder / "table2.json").write_text(json.dumps([record("pfedbayes", values, varied=one["varied"])]))
+        last = next(row for row in paper_rows("table3") if row["varied"].get("method.eta") == 0.1)
+        pfedme = [
+            record("pfedme", {"personal": {"mean": 60.0}, "shared": {"mean": 50.0}}, varied=last["varied"]),
+            record("pfedme", {"personal": {"mean": 40.0}}, variant="local", varied=last["varied"]),
+            record("bnfed", {}, varied={"method.eta": 0.5}, diverged="round 1: …"),
+        ]
+        (folder / "table3.json").write_text(json.dumps(pfedme))
+        files = results.render(folder)
+        row = rows_of(files["table2.md"], "#")["pFedBayes: ρ = -1, ζ = 10, η₁ = 0.001, η₂ = 0.001"]
+        assert list(row.values()) == ["97.38", "91.00", "-6.38", "95.00", "91.61", "81.00", "-10.61", "85.00"]
+        rows = rows_of(files["table3.md"], "#")
+        row = rows["pFedMe: η₁ = 0.1, η₂ = 0.1, λ = 15"]
+        assert list(row.values()) == ["19.73", "41.00", "+21.27", "60.00", "9.90", "51.00", "+41.10", "50.00"]
+        assert list(rows["BNFed: η = 0.5"].values())[4:] == ["80.31", "diverged", "–", "diverged"]
+
+    def test_figure_2_has_a_line_per_method_and_stands_alone(self, folder):
+        curve = {"personal": [[10, 50.0], [20, 60.0]], "shared": [[10, 40.0], [20, 45.0]]}
+        other = {"personal": [[10, 52.0], [20, 64.0]], "shared": [[10, 40.0], [20, 45.0]]}
+        values = {"personal": {"mean": 60.0}, "shared": {"mean": 45.0}}
+        records = [record("pfedme", values, curve=curve), record("pfedme", values, seed=2, curve=other)]
+        (folder / "table1.json").write_text(json.dumps(records))
+        files = results.render(folder)
+        assert [name for name in files if name.endswith(".svg")] == ["figure2_small.svg"]
+        assert "pFedMe (personal): 62.00 at round 20" in files["figure2_small.svg"]
+        assert files["figure2_small.svg"].startswith('<svg xmlns="http://www.w3.org/2000/svg"')
+        assert "--c0" in files["figure2_small.svg"]
+        assert "Figure 2, small MNIST" in files["results.html"]
+
+    def test_the_page_needs_nothing_from_elsewhere(self):
+        page = results.render(FOLDER)["results.html"]
+        assert page.startswith("<!doctype html>")
+        assert not re.search(r'(?:src|href)="(?!data:)', page)
+        assert all(f"Table {number}" in page for number in (1, 2, 3))
+
+    def test_a_folder_that_holds_no_results_is_named(self, tmp_path):
+        with pytest.raises(UserError, match="docs/results"):
+            results.render(tmp_path)
+        (tmp_path / "paper.json").write_text("{")
+        with pytest.raises(UserError, match="damaged"):
+            results.render(tmp_path)
+
+
+def test_what_is_committed_is_what_the_data_say():
+    for name, content in results.render(FOLDER).items():
+        assert (FOLDER / name).read_text() == content, f"run pfedbayes results docs/results ({name} differs)"
+
+
+class TestFigure3:
+    TINY = ("data.name=blobs", "data.clients=3", "data.examples=60", "net.hidden=[8]", "training.local_steps=2")
+
+    def test_personal_models_become_surer(self):
+        found = measure(load(None, [*self.TINY, "training.local_steps=20", "training.batch_size=20"]), "cpu")
+        assert (found["rounds"], len(found["clients"])) == ([0, 1, 10], 3)
+        for client in found["clients"]:
+            first, _, last = client["answers"]
+            assert sum(first["probabilities"]) == pytest.approx(1, abs=1e-3)
+            assert last["entropy"] < first["entropy"]
+            assert first["mutual_information"] <= first["entropy"]
+
+    def test_a_method_without_draws_is_refused(self):
+        with pytest.raises(UserError, match="pfedbayes"):
+            measure(load(None, ["method.name=fedavg"]))
+
+
+def test_scores_average_over_rounds_that_were_scored_and_weigh_by_images(tmp_path):
+    """The dear estimator is scored rarely: its records say in how many rounds of the window."""
+    from pfedbayes import runs
+    from pfedbayes.report import scores, tables
+
+    settings = [
+        "training.rounds=8",
+        "training.evaluate_every=4",
+        "training.evaluate_window=[5,8]",
+        "training.batch_size=10",
+    ]
+    setup = load(None, [*TestFigure3.TINY, *settings, "evaluation.average_every=4"])
+    assert [step.round for step in execution.execute(setup, tmp_path / "run", [1, 2], "cpu")] == list(range(1, 9))
+    run = runs.read(tmp_path / "run")
+    assert {r["round"]: "mc10" in r["personal"] for r in run.rounds} == {4: True, 5: False, 6: False, 7: False, 8: True}
+    names = {"preset": "paper", "variant": "default", "cell": "x", "varied": {}}
+    first, second = scores.records(names, {"seeds": [1, 2]}, run)
+    assert (first["seed"], second["seed"]) == (1, 2)
+    mean = [tables.by_seed(run, [r], "personal", "mean", "accuracy")[0, 1] for r in run.rounds[1:]]
+    assert second["personal"]["mean"]["best_700_800"] == pytest.approx(max(mean), abs=1e-4)
+    assert second["personal"]["mean"]["mean_700_800"] == pytest.approx(sum(mean) / 4, abs=1e-4)
+    assert second["personal"]["mean"]["last"] == pytest.approx(mean[-1], abs=1e-4)
+    assert (second["personal"]["mean"]["evaluations"], second["personal"]["mc10"]["evaluations"]) == (4, 1)
+    assert [number for number, _ in first["curve"]["shared"]] == [4, 8]
+    (row,) = [r for r in tables.window(run) if (r.model, r.estimator) == ("personal", "mc10")]
+    assert row.best == row.last

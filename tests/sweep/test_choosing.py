@@ -1,0 +1,108 @@
+import json
+
+import pytest
+
+from pfedbayes.config import read_toml
+from pfedbayes.errors import UserError
+from pfedbayes.sweep.cells import load
+from pfedbayes.sweep.choosing import choose
+
+TUNING = """
+base = "tiny.toml"
+preset = "tuning"
+set.data.validation = 0.2
+set.evaluation.split = "validation"
+[[rows]]
+dataset = "blobs"
+size = ["small", "medium"]
+method = "fedavg"
+set.training.rounds = 3
+set.net.hidden = [5]
+vary = [{ method.eta = 0.01 }, { method.eta = 0.1 }, { method.eta = 0.2, training.server_optimizer = "momentum" }]
+[[rows]]
+dataset = "blobs"
+method = "pfedbayes"
+vary = [{ method.zeta = 1.0 }, { method.zeta = 2.0 }]
+"""
+
+
+def records(cell, **accuracies):
+    """Made-up results: accuracies by model."""
+    estimator = "mc10" if cell.facts["method"] == "pfedbayes" else "mean"
+    models = {
+        model: {estimator: {"mean_700_800": accuracies[model]}} if model in accuracies else None
+        for model in ("personal", "shared")
+    }
+    return [{"variant": "default", "cell": cell.name, **models}, {"variant": "label-prior", "cell": cell.name}]
+
+
+@pytest.fixture
+def cells(sweep):
+    sweep.write(TUNING)
+    return load(sweep.file)
+
+
+def named(cells, *words):
+    (cell,) = [cell for cell in cells if all(word in cell.name for word in words)]
+    return cell
+
+
+def test_the_best_row_over_sizes_and_models_is_written_as_a_preset(cells, sweep):
+    results = {}
+    for size, eta, accuracy in (
+        ("small", "eta=0.01", 80.0), ("medium", "eta=0.01", 82.0),
+        ("small", "eta=0.1", 79.0), ("medium", "eta=0.1", 84.0),
+        ("small", "eta=0.2", 99.0),  # the other size is missing
+    ):  # fmt: skip
+        cell = named(cells, f"_{size}_", "fedavg", eta)
+        results[cell.name] = records(cell, shared=accuracy)
+    for zeta, personal, shared in ((1, 90.0, 70.0), (2, 80.0, 82.0)):
+        cell = named(cells, "pfedbayes", f"zeta={zeta}")
+        results[cell.name] = records(cell, personal=personal, shared=shared)
+    lines = choose(cells, results, sweep.folder / "tuned.toml")
+    assert lines[0].startswith("fedavg on blobs: method.eta=0.1, 81.50 % on validation data, the best of 2 settings")
+    assert "81.00 %" in lines[1]
+    chosen = read_toml(sweep.folder / "tuned.toml")
+    assert chosen["blobs"] == {
+        "fedavg": {"net": {"hidden": [5]}, "method": {"eta": 0.1}},  # and nothing of the schedule
+        "pfedbayes": {"method": {"zeta": 2.0}},
+    }
+    assert lines[0] in (sweep.folder / "tuned.toml").read_text()
+
+
+def test_rows_that_have_diverged_are_out(cells, sweep):
+    one, other = named(cells, "zeta=1"), named(cells, "zeta=2")
+    results = {one.name: records(one), other.name: records(other, personal=50.0)}
+    assert choose(cells, results, sweep.folder / "tuned.toml")[1].startswith("pfedbayes on blobs: method.zeta=2.0")
+
+
+def test_nothing_is_chosen_on_test_data_or_from_nothing(cells, sweep):
+    with pytest.raises(UserError, match="no row of the sweep is complete"):
+        choose(cells, {}, sweep.folder / "tuned.toml")
+    sweep.write(sweep.text)
+    with pytest.raises(UserError, match="scored on test data"):
+        choose(load(sweep.file), {}, sweep.folder / "tuned.toml")
+
+
+def test_a_tuning_sweep_is_run_and_chosen_from_and_the_choice_is_run(sweep):
+    sweep.write(TUNING)
+    sweep(["pfedbayes"], results=sweep.folder / "tuning.json")
+    found = json.loads((sweep.folder / "tuning.json").read_text())
+    assert {record["settings"]["evaluation.split"] for record in found} == {"validation"}
+    sweep(choose=sweep.folder / "tuned.toml")
+    assert "pfedbayes on blobs" in sweep.said
+    assert "fedavg on blobs: no row is complete" in sweep.said
+    top = 'base = "tiny.toml"\npreset = "tuned"\npreset_file = "tuned.toml"\n'
+    sweep.write(top + '[[rows]]\ndataset = "blobs"\nmethod = "pfedbayes"\n')
+    assert sweep()["done"] == ["tuned_blobs_small_two-block_pfedbayes"]
+
+
+def test_the_tuning_sweep_of_the_repository_is_on_validation_data_with_one_net_for_all(pytestconfig):
+    cells = load(pytestconfig.rootpath / "experiments" / "tuning.toml")
+    assert {cell.facts["method"] for cell in cells} == {"pfedbayes", "fedavg", "pfedme", "fedrep"}
+    for cell in cells:
+        assert cell.experiment.evaluation.split == "validation"
+        images = cell.facts["dataset"] == "cifar10"
+        assert (cell.experiment.net.norm, cell.experiment.training.flip) == (
+            ("group", True) if images else ("none", False)
+        )

@@ -1,0 +1,255 @@
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from pfedbayes import execution, runs
+from pfedbayes.errors import UserError
+from pfedbayes.sweep import running
+from pfedbayes.sweep.cells import load, parse_part, select
+
+NAMES = [
+    "paper_blobs_small_two-block_pfedbayes",
+    "paper_blobs_small_two-block_fedavg",
+    "paper_blobs_small_sliding_pfedbayes",
+    "paper_blobs_small_sliding_fedavg",
+    "paper_blobs_small_two-block_fedavg_method.eta=0.1",
+    "paper_blobs_small_two-block_fedavg_method.eta=0.2",
+]
+
+
+def results(path):
+    """Records without what differs from run to run."""
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in json.loads(path.read_text())]
+
+
+def after(rounds):
+    """Asks for a stop after so many questions, two of which are asked for the first round of a cell."""
+    left = iter(range(rounds))
+    return lambda: next(left, None) is None
+
+
+class TestCells:
+    def test_rows_multiply_out_in_order(self, sweep):
+        cells = load(sweep.file)
+        assert [cell.name for cell in cells] == NAMES
+        assert cells[3].experiment.data.labels == "sliding"
+        assert cells[5].varied == {"method.eta": 0.2}
+        assert cells[5].experiment.method.eta == 0.2
+        assert cells[0].seeds == (1, 2)
+
+    def test_the_window_is_the_last_eighth(self, sweep):
+        for rounds, window in ((800, (700, 800)), (3, (3, 3)), (1, (1, 1)), (200, (175, 200))):
+            sweep.write(f'set.training.rounds = {rounds}\n[[rows]]\nmethod = "fedavg"\n')
+            assert load(sweep.file)[0].experiment.training.evaluate_window == window
+        sweep.write('set.training.evaluate_window = [2, 3]\n[[rows]]\nmethod = "fedavg"\n')
+        assert load(sweep.file)[0].experiment.training.evaluate_window == (2, 3)
+
+    def test_words_choose_whole_parts_first_and_pieces_else(self, sweep):
+        cells = load(sweep.file)
+        assert [c.name for c in select(cells, ["fedavg sliding"])] == [NAMES[3]]
+        assert [c.name for c in select(cells, ["eta=0.1", "pfedbayes two-block"])] == [NAMES[0], NAMES[4]]
+        assert NAMES[0] not in [c.name for c in select(cells, ["fedavg"])]
+
+    def test_parts_deal_out_all_cells(self, sweep):
+        cells = load(sweep.file)
+        parts = [select(cells, (), parse_part(text)) for text in ("1/4", "2/4", "3/4", "4/4")]
+        assert sorted(cell.name for part in parts for cell in part) == sorted(NAMES)
+
+    def test_a_preset_brings_the_settings_of_a_method_on_a_data_set(self, sweep):
+        (sweep.folder / "tuned.toml").write_text("[blobs.fedavg.method]\neta = 0.3\n[blobs.fedavg.net]\nhidden = [5]\n")
+        top = 'base = "tiny.toml"\npreset = "tuned"\npreset_file = "tuned.toml"\n'
+        sweep.write(top + '[[rows]]\ndataset = "blobs"\nmethod = "fedavg"\n')
+        (cell,) = load(sweep.file)
+        assert (cell.experiment.method.eta, cell.experiment.net.hidden) == (0.3, (5,))
+        assert cell.name.startswith("tuned_")
+        sweep.write(top + '[[rows]]\ndataset = "blobs"\nmethod = "fedprox"\n')
+        with pytest.raises(UserError, match="no settings for fedprox on blobs"):
+            load(sweep.file)
+
+    def test_settings_are_what_differs_from_the_defaults(self, sweep):
+        settings = load(sweep.file)[4].settings
+        assert (settings["method.name"], settings["method.eta"], settings["seeds"]) == ("fedavg", 0.1, [1, 2])
+        assert "training.seed" not in settings
+        cell = load(sweep.file)[0]
+        slower = dataclasses.replace(cell.experiment.execution, over="loop")
+        assert dataclasses.replace(cell, experiment=dataclasses.replace(cell.experiment, execution=slower)) != cell
+        assert cell.settings == json.loads(json.dumps(cell.settings))
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("", "describes no cells"),
+            ("rows = [1]", "describes no cells"),
+            ("[[rows]]\nmethod = []", "a list in its .* is empty"),
+            ('[[rows]]\nmethod = "fedavg"\nvary = { method.eta = 1.0 }', "section.key = value"),
+            ('[[row]]\nmethod = "fedavg"', "did you mean 'rows'"),
+            ('[[rows]]\nmethods = "fedavg"', "did you mean 'method'"),
+            ('[[rows]]\nmethod = "fedavgg"', "did you mean 'fedavg'"),
+            ('[[rows]]\nmethod = "fedavg"\nset.method.etta = 1', "method.etta"),
+            ('[[rows]]\nmethod = "fedavg"\nset.methods.eta = 1', "did you mean 'method'"),
+            ('[[rows]]\nmethod = "fedavg"\nset.eta = 1', "section.key = value"),
+            ('seeds = 0\n[[rows]]\nmethod = "fedavg"', "seeds is 0"),
+            ('base = "{dataset}.toml"\n[[rows]]\nmethod = "fedavg"', "cannot be filled in"),
+            ('base = "none.toml"\n[[rows]]\nmethod = "fedavg"', "cannot read"),
+            ('preset_file = "none.toml"\n[[rows]]\nmethod = "fedavg"', "--choose"),
+            ('[[rows]]\nmethod = ["fedavg", "fedavg"]', "twice"),
+            ('[[rows]]\ndataset = "regression"\nmethod = "fedavg"', "regression"),
+        ],
+    )
+    def test_what_is_wrong_in_the_file_is_named(self, sweep, text, words):
+        sweep.write(text)
+        with pytest.raises(UserError, match="(?s)" + words.replace("(", r"\(")):
+            load(sweep.file)
+
+
+class TestRunning:
+    def test_cells_leave_their_scores_and_nothing_else_and_are_done_once(self, sweep, monkeypatch):
+        found = sweep(results=sweep.folder / "all.json")
+        assert (found["done"], found["missing"], found["failed"]) == (NAMES, [], {})
+        assert sorted(path.stem for path in (sweep.out / "cells").iterdir()) == sorted(NAMES)
+        assert list((sweep.out / "runs").iterdir()) == []
+        assert "cell 6 of 6" in sweep.said
+        records = results(sweep.folder / "all.json")
+        assert {(r["cell"], r["seed"]) for r in records} == {(name, seed) for name in NAMES for seed in (1, 2)}
+        monkeypatch.setattr(execution, "execute", None)
+        assert sweep(results=sweep.folder / "all.json")["done"] == NAMES
+        assert results(sweep.folder / "all.json") == records
+
+    def test_interrupted_anywhere_it_gives_the_same_results(self, sweep):
+        whole, pieces = sweep.folder / "whole.json", sweep.folder / "pieces.json"
+        sweep(results=whole)
+        sweep.out = sweep.folder / "again"
+        calls = 0
+        while sweep(results=pieces, stopped=after(3))["missing"]:
+            calls += 1
+            assert calls < 50
+        assert calls > len(NAMES)  # some were stopped in the middle of a cell
+        assert results(pieces) == results(whole)
+
+    def test_time_that_is_up_leaves_a_checkpoint(self, sweep, monkeypatch):
+        clock = iter(range(10**6))
+        monkeypatch.setattr(running.time, "monotonic", lambda: next(clock))
+        sweep.write(sweep.text.replace("seeds = 2", "set.training.rounds = 400"))
+        found = sweep(minutes=1)  # a second passes whenever somebody looks at the clock
+        assert found["missing"] == NAMES
+        assert 0 < runs.read_checkpoint(sweep.out / "runs" / NAMES[0]).round < 400
+        assert not any((sweep.out / "runs" / name).exists() for name in NAMES[1:])
+
+    def test_parts_of_several_machines_merge_to_the_whole(self, sweep):
+        whole, merged = sweep.folder / "whole.json", sweep.folder / "merged.json"
+        sweep(results=whole)
+        files = []
+        for number in (1, 2, 3):
+            files.append(sweep.folder / f"part{number}.json")
+            sweep(part=f"{number}/3", out=sweep.folder / f"part{number}", results=files[-1])
+        empty = sweep.folder / "empty"
+        found = sweep(out=empty, collect=True, imports=tuple(files[:2]), results=merged)
+        assert set(found["missing"]) == set(NAMES[2::3])
+        assert all(f"missing: {name}" in sweep.said for name in NAMES[2::3])
+        assert sweep(out=empty, collect=True, imports=(files[2],), results=merged)["missing"] == []
+        assert merged.read_text().splitlines()[1].startswith('{"preset": "paper"')
+        assert results(merged) == results(whole)
+
+    def test_cells_known_from_a_file_are_not_run(self, sweep, monkeypatch):
+        known = sweep.folder / "known.json"
+        sweep(results=known)
+        monkeypatch.setattr(execution, "execute", None)
+        assert sweep(out=sweep.folder / "new", imports=(known,))["done"] == NAMES
+
+    def test_results_of_other_settings_are_refused_by_name_and_redone_on_demand(self, sweep):
+        sweep(["fedavg sliding"])
+        before = results(sweep.out / "cells" / f"{NAMES[3]}.json")
+        sweep.write(sweep.text.replace("seeds = 2", "seeds = 2\nset.training.local_steps = 3"))
+        with pytest.raises(UserError, match=rf"{NAMES[3]} .*training.local_steps was 2 and is 3.*--redo"):
+            sweep(["fedavg"])
+        sweep(["fedavg sliding"], redo=True)
+        assert results(sweep.out / "cells" / f"{NAMES[3]}.json") != before
+
+    def test_a_changed_cell_under_way_is_not_mixed_either(self, sweep):
+        sweep(["fedavg sliding"], stopped=after(3))
+        sweep.write(sweep.text.replace("seeds = 2", "seeds = 2\nset.training.local_steps = 3"))
+        found = sweep(["fedavg sliding"])
+        assert "another config" in found["failed"][NAMES[3]]
+        assert sweep(["fedavg sliding"], redo=True)["failed"] == {}
+
+    def test_one_that_fails_does_not_stop_the_others(self, sweep):
+        sweep.write(sweep.text + '[[rows]]\nmethod = "fedavg"\nvary = [{ method.eta = 1e30 }]\n')
+        for _ in range(2):  # a divergence is a result, and is told again
+            found = sweep(["fedavg"], results=sweep.folder / "all.json")
+            ((name, reason),) = found["failed"].items()
+            assert name.endswith("1e+30")
+            assert "non-finite" in reason
+            assert f"failed:  {name}: {reason}" in sweep.said
+            assert len(found["done"]) == 5
+        (one, other) = (r for r in results(sweep.folder / "all.json") if "diverged" in r)
+        assert (one["personal"], one["shared"], one["seed"], other["seed"]) == (None, None, 1, 2)
+
+    def test_a_bug_or_a_lack_of_memory_in_one_cell_is_one_line(self, sweep, monkeypatch, capsys):
+        real = execution.execute
+
+        def broken(experiment, folder, *others):
+            if folder.name == NAMES[0]:
+                raise MemoryError("no room\nsecond line")
+            return real(experiment, folder, *others)
+
+        monkeypatch.setattr(running.execution, "execute", broken)
+        found = sweep()
+        assert found["failed"] == {NAMES[0]: "MemoryError: no room"}
+        assert (found["done"], found["missing"]) == (NAMES[1:], NAMES[:1])
+        assert "Traceback" in capsys.readouterr().err
+
+    def test_a_dry_run_lists_the_cells_and_writes_nothing(self, sweep, capsys):
+        sweep(["fedavg sliding"])
+        sweep(["pfedbayes sliding"], stopped=after(3))
+        before = sorted(sweep.out.rglob("*"))
+        sweep(dry_run=True)
+        listed = capsys.readouterr().out.splitlines()
+        assert [line.rpartition(": ")[2].split()[0] for line in listed] == ["to", "to", "begun", "done", "to", "to"]
+        assert sorted(sweep.out.rglob("*")) == before
+
+    def test_time_left_is_that_of_cells_of_its_kind(self, sweep):
+        cells = load(sweep.file)
+        known = {
+            "x": [{"cell": "x", "seed": s, "seconds": 30.0, "method": "fedavg", "dataset": "blobs"} for s in (1, 2)]
+        }
+        left = running._TimeLeft(cells[0], 1, 3, [cells[1], cells[2]], known)
+        left.after(execution.Progress(1, 5, 1.0, None))
+        status = left.after(execution.Progress(2, 5, 10.0, None))
+        assert status.cell_left < 1
+        # One FedAvg as known, and one pFedBayes as the present one.
+        assert status.sweep_left == pytest.approx(60 + 10, abs=2)
+
+
+def test_the_command_line_speaks_json_and_in_exit_codes(sweep):
+    def pfedbayes(*arguments):
+        command = [sys.executable, "-m", "pfedbayes", "sweep", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=sweep.folder)
+
+    done = pfedbayes("sweep.toml", "--out", "out", "--collect")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert "--results FILE" in done.stderr
+    sweep.write('base = "tiny.toml"\n[[rows]]\nmethod = ["fedavg", "fedprox"]\nset.method.eta = 1e30\n')
+    done = pfedbayes("sweep.toml", "--out", "out", "--only", "fedavg", "--json")
+    assert done.returncode == 1, done.stderr
+    (name,) = json.loads(done.stdout.splitlines()[-1])["failed"]
+    assert name == NAMES[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"part": "0/2"}, "--part"),
+        ({"only": ["nothing"]}, "no cell is called nothing"),
+        ({"imports": ["missing.json"]}, "cannot read"),
+        ({"imports": ["tiny.toml"]}, "does not hold the results"),
+        ({"device": "tpu"}, "no device"),
+    ],
+)
+def test_wrong_options_are_named(sweep, arguments, words):
+    if "imports" in arguments:
+        arguments = {"imports": tuple(sweep.folder / name for name in arguments["imports"])}
+    with pytest.raises(UserError, match=words):
+        sweep(**arguments)
