@@ -92,8 +92,8 @@ def mutual_information(outputs: Tensor) -> Tensor:
 
 def regression_scores(likelihood: Regression, outputs: Tensor, y: Tensor) -> Tensor:
     """RMSE of the predictive mean, NLL of the mixture of the K predictions, and the share (in percent) of targets
-    inside the central 90 % interval of the Gaussian with the mixture's mean and variance; the first two in the units that
-    targets had before they were divided by `likelihood.unit`."""
+    inside the central 90 % interval of the Gaussian with the mixture's mean and variance; the first two in the units
+    that targets had before they were divided by `likelihood.unit`."""
     means, noise = likelihood.mean_and_noise(outputs)
     mean = means.mean(-3)
     deviation = (noise.square() + (means - mean.unsqueeze(-3)).square()).mean(-3).sqrt()

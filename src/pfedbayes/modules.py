@@ -26,7 +26,7 @@ def build_module(name: str, shape: tuple[int, ...], outputs: int, settings: Mapp
     make = _find(name)
     try:
         module = make(shape, outputs, **settings)
-    except Exception as error:  # noqa: BLE001, it is the user's code
+    except Exception as error:
         raise UserError(
             f"net.name={name!r} could not be called with ({shape}, {outputs}{_words(settings)}): {_reason(error)}"
         ) from error
@@ -35,8 +35,10 @@ def build_module(name: str, shape: tuple[int, ...], outputs: int, settings: Mapp
     try:
         with torch.no_grad():
             found = tuple(module(torch.zeros(2, *shape)).shape)
-    except Exception as error:  # noqa: BLE001, it is the user's code
-        raise UserError(f"net.name={name!r} cannot take inputs of shape (2, {_list(shape)}): {_reason(error)}") from error
+    except Exception as error:
+        raise UserError(
+            f"net.name={name!r} cannot take inputs of shape (2, {_list(shape)}): {_reason(error)}"
+        ) from error
     if found != (2, outputs):
         raise UserError(f"net.name={name!r} turns 2 examples into shape {found}: it must be (2, {outputs})")
     return module
@@ -48,7 +50,7 @@ def _find(name: str) -> Any:
     sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # noqa: BLE001, importing runs the user's code
+    except Exception as error:
         raise UserError(
             f"net.name={name!r}: cannot import {module_name!r} ({_reason(error)}): run where it lies, or install it"
         ) from error

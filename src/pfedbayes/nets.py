@@ -242,8 +242,8 @@ def vgg(
 
 
 def cnn(shape: Sequence[int], outputs: int) -> nn.Module:
-    """A small network for images of any shape (C, H, W): 3 x 3 convolutions, ReLU and 2 x 2 pooling, with the channels of
-    the VGG, until fewer than 8 pixels are left on a side; then one linear layer."""
+    """A small network for images of any shape (C, H, W): 3 x 3 convolutions, ReLU and 2 x 2 pooling, with the channels
+    of the VGG, until fewer than 8 pixels are left on a side; then one linear layer."""
     channels, height, width = shape
     layers: list[nn.Module] = []
     for more in VGG_CHANNELS:

@@ -141,6 +141,8 @@ def _curve_metrics(names: Sequence[str]) -> list[str]:
 
 def _data_title(run: Run) -> str:
     data = run.config["data"]
+    if "path" in data:
+        return Path(data["path"]).stem
     return " ".join(filter(None, [data["name"], data.get("size")]))
 
 
@@ -240,7 +242,7 @@ def _comparison_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
                         f"{cell} ★" if leaders.get(name) == i else cell
                         for name, cell in zip(names, _cells(row.mean, names), strict=True)
                     ]
-                    rounds = str(tables.evaluated(run)[-1]["round"])
+                    rounds = str(tables.final(run)["round"])
                     seconds = f"{run.summary['seconds']:.1f}" if run.summary else "unfinished"
                     lines.append((labels[i], [*means, *_cells(row.worst, names[:1]), rounds, seconds]))
         if lines:
@@ -324,8 +326,10 @@ def _best_rounds(run: Run, name: str) -> str:
 
 
 def _client_labels(run: Run, client: int) -> str:
-    labels = run.info["labels"]
-    return " ".join(str(label) for label in labels[client]) if labels else ""
+    labels, names = run.info["labels"], run.info.get("class_names")
+    if not labels:
+        return ""
+    return ", ".join(names[k] for k in labels[client]) if names else " ".join(str(label) for label in labels[client])
 
 
 def _spread(estimates: Sequence[Estimate], most: int) -> list[int]:
@@ -412,6 +416,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         "clients scored": f"{len(info['clients']):,}, with {sizes}",
         "parameters": f"{info['num_params']:,}",
         "rounds": run.summary and run.summary["rounds"],
+        "round kept": run.summary and run.summary.get("kept_round"),
         "seconds": run.summary and f"{run.summary['seconds']:.1f}",
         **info["hardware"],
         **{f"plan: {key}": value for key, value in info["plan"].items()},
