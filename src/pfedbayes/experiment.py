@@ -33,7 +33,7 @@ class NetConfig:
     """name: "mlp", "vgg" or "cnn" (what suits the data, see `fit_net`, if not given), or a module of one's own by its
     import path, "my_module:MyNet", see `modules.build_module`; settings: what such a module is called with, in a config
     beside the name; hidden: widths of an MLP's hidden layers; head, norm: options of the VGG; init: see `Net.init` (the
-    method's habit if not given); sigma_eps: the noise of a regression, in the units of the target, learned if not
+    method's habit if not given); sigma_eps: the noise of a regression in units of its target (learned if not given).
     """
 
     name: str | None = None

@@ -19,7 +19,7 @@ class EarlyStopping:
 
     def __init__(self, patience: int, evaluation: Evaluation, best: Best | None = None) -> None:
         self._patience = patience
-        self._evaluation = dataclasses.replace(evaluation, split="validation", label_prior=False)
+        self._evaluation = evaluation
         self.best = best
 
     def consider(self, federation: Federation) -> float:
@@ -38,7 +38,7 @@ class EarlyStopping:
 def validation_loss(federation: Federation, evaluation: Evaluation) -> float:
     """The mean NLL over all validation examples and seeds, of the personal models if the method has any."""
     headline = federation.headline(evaluation.samples)
-    ways = dataclasses.asdict(dataclasses.replace(evaluation, estimators=(headline,)))
+    ways = dataclasses.asdict(evaluation) | {"split": "validation", "label_prior": False, "estimators": (headline,)}
     sizes = np.array([len(rows) for rows in federation.evaluation_sets("validation", evaluation.clients)])
     if not sizes.any():
         raise UserError("no client has validation data to stop on: leave training.patience out, or hold out some")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ Rows = NDArray[np.int64]
 
 MISSING = {"", "?", "na", "n/a", "#n/a", "nan", "nat", "null", "none", "<na>"}
 DELIMITERS = ",;\t|"
+DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+(e[+-]?\d+)?", re.IGNORECASE)
 CSV_SUFFIXES = (".csv", ".tsv", ".txt")
 SUFFIXES = (*CSV_SUFFIXES, ".parquet", ".npz")
 CHUNK = 20_000  # rows that are texts at a time
@@ -333,17 +335,20 @@ def _number(text: str) -> float | None:
 
 
 def _read_csv(path: Path, schema: Schema, budget: Budget) -> Table:
-    """UTF-8, with a header; the delimiter is the one of , ; tab | that the header has most of."""
+    """UTF-8, with a header; the delimiter is the one of , ; tab | that the header has most of. Where it is a semicolon,
+    numbers may have a decimal comma."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             header = file.readline()
             delimiter = max(DELIMITERS, key=header.count)
             file.seek(0)
-            reader = csv.reader(file, delimiter=delimiter)
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
             names = _header(path, next(reader, []))
             wanted = [k for k, name in enumerate(names) if name not in schema.ignore]
             growing = _Growing(str(path), [names[k] for k in wanted], schema, budget)
             for rows, lines in _chunks(path, reader, len(names)):
+                if delimiter == ";":
+                    rows = [[_with_point(cell) for cell in row] for row in rows]
                 columns = list(zip(*rows, strict=True))
                 growing.add_cells((columns[k] for k in wanted), lines)
             return growing.table()
@@ -351,6 +356,10 @@ def _read_csv(path: Path, schema: Schema, budget: Budget) -> Table:
         raise UserError(f"{path} is not UTF-8 ({error.reason}, byte {error.start}): save it as UTF-8") from None
     except csv.Error as error:
         raise UserError(f"{path}, line {reader.line_num}: not valid CSV ({error}): mend the file") from None
+
+
+def _with_point(cell: str) -> str:
+    return cell.replace(",", ".") if DECIMAL_COMMA.fullmatch(cell.strip()) else cell
 
 
 def _header(path: Path, cells: Sequence[str]) -> list[str]:
