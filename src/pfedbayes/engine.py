@@ -34,8 +34,8 @@ class Training:
     evaluate_every so many rounds, at every round of evaluate_window, and after the last; seed of the run.
     server_optimizer: how the server follows the average of the uploads (FedOpt): at once, with "momentum" or by
     "adam"; server_rate and server_momentum are its settings.
-    patience: stop when the loss on validation data has not become less for so many rounds, and keep the best round;
-    never if not given.
+    patience: a run stops when the loss on validation data has not become less for so many rounds, and keeps the best
+    round, see `stopping`; never if not given.
     """
 
     rounds: int = 200

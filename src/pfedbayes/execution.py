@@ -240,6 +240,7 @@ def _describe(federation: Federation, evaluation: Evaluation, digest: str | None
         "test_sizes": [len(sets[i]) for i in clients],
         "labels": labels,
         "class_names": shards.class_names,
+        "data": shards.preprocessing.words() if shards.preprocessing else None,
         "fingerprint": shards.fingerprint() if shards.preprocessing else None,
         "num_params": federation.model.net.num_params,
         "method": {
@@ -360,6 +361,7 @@ def save(federation: Federation, folder: str | Path) -> Path:
             raise UserError(f"{folder} holds a run: give another folder")
         method = {"name": method_name(federation.method), **dataclasses.asdict(federation.method)}
         training = dataclasses.asdict(federation.training)
+        del training["patience"]  # it belongs to runs, whose config has validation data to stop on
         writer.write(runs.CONFIG, to_toml({"method": method, "training": training}))
         writer.write(runs.INFO, json.dumps(_describe(federation, Evaluation(), None), indent=1) + "\n")
         writer.checkpoint(federation.checkpoint(writer.folder / runs.CLIENTS), federation.round, seconds=0.0)

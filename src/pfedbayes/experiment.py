@@ -148,6 +148,7 @@ class Experiment:
     def sections(self) -> dict[str, dict[str, Any]]:
         """Plain values by section, as in the file."""
         sections = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
+        sections["data"] = self.data.section()
         sections["net"] = self.net.section()
         sections["method"] = {"name": method_name(self.method), **sections["method"]}
         return sections
@@ -155,7 +156,9 @@ class Experiment:
     def digest(self, seeds: Sequence[int]) -> str:
         """Identity of what is computed: everything but where the files lie, how it is run and for how long."""
         sections = self.sections()
-        del sections["execution"], sections["training"]["rounds"], sections["data"]["dir"], sections["data"]["path"]
+        del sections["execution"], sections["training"]["rounds"]
+        for name in ("dir", "path"):
+            sections["data"].pop(name, None)
         return hashlib.sha256(json.dumps([sections, list(seeds)], sort_keys=True).encode()).hexdigest()
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 Name = Literal["mnist", "fashion-mnist", "cifar10", "blobs", "regression", "files"]
 Size = Literal["small", "medium", "large"]
@@ -32,6 +32,10 @@ PROTOCOLS: dict[Name, Protocol] = {
     "fashion-mnist": DIGITS,
     "cifar10": Protocol(clients=20, block=600, sizes={"small": (25, 475), "medium": (100, 400), "large": (450, 150)}),
 }
+OF_FILES = (
+    "path", "target", "client_column", "split_column", "task", "categories", "ignore", "image_size",
+)  # fmt: skip
+OF_ALL = ("name", "test_fraction", "validation", "seed")
 SYNTHETIC_CLIENTS = 10
 SYNTHETIC_EXAMPLES = 200
 
@@ -106,7 +110,9 @@ class DataConfig:
             _check(0 <= getattr(self, key) < 1, key, getattr(self, key), "at least 0 and less than 1")
         _check(self.task is None or self.task in get_args(Task), "task", self.task, _either(Task))
         if (self.name == "files") != (self.path is not None):
-            raise ValueError('path and name = "files" belong together: give both or neither')
+            raise ValueError('path (--data) and name = "files" belong together: give both or neither')
+        if self.name != "files" and (given := [key for key in OF_FILES if getattr(self, key)]):
+            raise ValueError(f"{given[0]} is for files of one's own: give their path too (--data)")
         if self.image_size is not None and min(self.image_size) < 1:
             raise ValueError(f"image_size = {list(self.image_size)}: must be height and width, at least 1 each")
         if self.name != "files":
@@ -129,6 +135,13 @@ class DataConfig:
                     f"examples = {self.examples_per_client} leaves no training example for each of "
                     f"{self.labels_per_client} labels: give more examples or a smaller test_fraction"
                 )
+
+    def section(self) -> dict[str, Any]:
+        """Plain values, as in a config: those that count for this kind of data."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.name == "files":
+            return {name: values[name] for name in (*OF_ALL, *OF_FILES)}
+        return {name: value for name, value in values.items() if name not in OF_FILES}
 
     @property
     def title(self) -> str:

@@ -203,11 +203,11 @@ class _Growing:
         self._lines: list[Rows] = []
         self._count = 0
 
-    def add_cells(self, columns: Iterable[Sequence[str]], lines: Rows) -> None:
+    def add_cells(self, columns: Iterable[Iterable[str]], lines: Rows) -> None:
         """More rows as texts."""
         self._added(lines)
         for column, cells in zip(self._columns, columns, strict=True):
-            self._budget.spend(column.add_cells(cells, lines), self._where)
+            self._budget.spend(column.add_cells(list(cells), lines), self._where)
 
     def add_arrays(self, arrays: Sequence[NDArray[Any]]) -> None:
         """More rows as arrays that have a type."""
@@ -347,10 +347,9 @@ def _read_csv(path: Path, schema: Schema, budget: Budget) -> Table:
             wanted = [k for k, name in enumerate(names) if name not in schema.ignore]
             growing = _Growing(str(path), [names[k] for k in wanted], schema, budget)
             for rows, lines in _chunks(path, reader, len(names)):
-                if delimiter == ";":
-                    rows = [[_with_point(cell) for cell in row] for row in rows]
                 columns = list(zip(*rows, strict=True))
-                growing.add_cells((columns[k] for k in wanted), lines)
+                cells = (columns[k] for k in wanted)
+                growing.add_cells((map(_with_point, own) for own in cells) if delimiter == ";" else cells, lines)
             return growing.table()
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 ({error.reason}, byte {error.start}): save it as UTF-8") from None

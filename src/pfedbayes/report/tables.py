@@ -37,7 +37,7 @@ METRICS = {
     "nll": Metric("NLL", "mean negative log-likelihood of the truth"),
     "brier": Metric("Brier score", "squared distance between probabilities and truth, 0 to 2"),
     "ece": Metric("ECE", "mean gap between confidence and accuracy, in 15 bins"),
-    "rmse": Metric("RMSE", "root of the mean squared error"),
+    "rmse": Metric("RMSE", "root of the mean squared error, in the units of the target"),
     "coverage": Metric(
         "Coverage",
         "share of targets inside the predicted central 90 % interval",
