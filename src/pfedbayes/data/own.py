@@ -187,7 +187,7 @@ def _shards(tables: Mapping[str, Table], target: str, config: DataConfig, others
             raise UserError(
                 f"{table.place(int(absent[0]))}: the target {target!r} is missing: fill it in or remove the row"
             )
-    cuts = [_cut(i, table, target, config) for i, table in enumerate(tables.values())]
+    cuts = [cut_rows(i, table, target, config) for i, table in enumerate(tables.values())]
     for (name, table), cut in zip(tables.items(), cuts, strict=True):
         if not len(cut["train"]):
             raise UserError(f"{name} has no rows to train on ({table.where}): give some or leave it out")
@@ -215,7 +215,7 @@ def _shards(tables: Mapping[str, Table], target: str, config: DataConfig, others
     )
 
 
-def _cut(client: int, table: Table, target: str, config: DataConfig) -> dict[str, Rows]:
+def cut_rows(client: int, table: Table, target: str, config: DataConfig) -> dict[str, Rows]:
     """A client's rows to train on, to validate and to test: as its split column says, or by the fractions, evenly over
     the labels if the target looks like labels."""
     if config.split_column is not None:
