@@ -221,11 +221,12 @@ def from_sections(sections: Mapping[str, Any], overrides: Sequence[str] = ()) ->
     method = build(METHODS[chosen], merged["method"], "method")
     training = build(Training, merged["training"], "training")
     evaluation = build(Evaluation, merged["evaluation"], "evaluation")
-    if evaluation.split == "validation" and data.validation == 0:
+    has_validation = data.validation > 0 or data.split_column is not None
+    if evaluation.split == "validation" and not has_validation:
         raise UserError(
             "evaluation.split is 'validation' but data.validation is 0: hold out a fraction of the training data"
         )
-    if training.patience is not None and data.validation == 0 and data.split_column is None:
+    if training.patience is not None and not has_validation:
         raise UserError(
             "training.patience stops on validation data, and data.validation is 0: hold out a fraction of the training "
             "data, or leave patience out"

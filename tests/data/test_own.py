@@ -244,14 +244,14 @@ class Free(tables.Budget):
 def test_npz_in_one_file_and_in_many(tmp_path):
     rng = np.random.default_rng(0)
     x, y, client = rng.normal(size=(40, 3)), rng.integers(0, 3, 40), np.repeat(["a", "b"], 20)
-    np.savez(tmp_path / "all.npz", x=x, y=y, client=client)
+    np.savez(tmp_path / "all.npz", x=x, y=y, client=client.astype("S1"))
     (tmp_path / "each").mkdir()
     for name in ("a", "b"):
         np.savez(tmp_path / "each" / f"{name}.npz", x=x[client == name], y=y[client == name])
     one, many = (load(tmp_path / name, target=None, ignore=()) for name in ("all.npz", "each"))
     assert one.fingerprint() == many.fingerprint()
     assert one.class_names == ("0", "1", "2")
-    np.savez(tmp_path / "new.npz", x=x[:5])
+    np.savez(tmp_path / "new.npz", x=x[:5], client=client[:5])
     assert torch.equal(read_inputs(tmp_path / "new.npz", one.preprocessing), read_inputs_rows(x[:5], one))
     np.savez(tmp_path / "new.npz", x=x[:5, :2])
     with pytest.raises(UserError, match="lacks the column 'x2'"):

@@ -18,7 +18,7 @@ def table(where="table", **columns):
 
 
 def fit(*tables, target="y", task=None):
-    summaries = [summarise(f"client {i}", own, target, np.arange(len(own))) for i, own in enumerate(tables)]
+    summaries = [summarise(f"client {i}", own, target, np.arange(len(own)), task) for i, own in enumerate(tables)]
     return combine([Summary.from_json(summary.to_json()) for summary in summaries], task)  # as if they had been sent
 
 
@@ -103,6 +103,15 @@ def test_the_task_can_be_said():
         fit(table(a=[1.0, 2], y=["u", "v"]), task="regression")
     with pytest.raises(UserError, match="more than 1000"):
         fit(table(a=np.arange(2000.0), y=np.arange(2000.0)), task="classification")
+
+
+@pytest.mark.parametrize("y", [np.arange(25), [0.5, 1.5, 1.5]])
+def test_a_target_that_is_a_number_tells_no_values(y):
+    whole = table(a=np.arange(float(len(y))), y=y)
+    assert summarise("c", whole, "y", np.arange(len(y))).target.values is None
+    few = table(a=[1.0, 2], y=[3, 4])
+    assert summarise("c", few, "y", np.arange(2)).target.values == ("3", "4")
+    assert summarise("c", few, "y", np.arange(2), "regression").target.values is None
 
 
 def test_targets_are_encoded_and_keep_their_names():

@@ -35,6 +35,10 @@ def test_numbers_texts_and_missing_cells(tmp_path):
     assert table.place(2) == f"{path}, line 4"
 
 
+def test_none_is_an_answer(tmp_path):
+    assert texts(read_table(write(tmp_path, "pain,b\nnone,1\nmild,2\n"), Schema()).columns["pain"]) == ["none", "mild"]
+
+
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 def test_delimiters_quotes_and_a_byte_order_mark(tmp_path, delimiter):
     rows = [["a", "b", "c"], ["1", '"x, y; z"', "3"], ["2", "w", "4"]]

@@ -42,6 +42,7 @@ def load_own(config: DataConfig) -> Shards:
     path = Path(str(config.path)).expanduser()
     if not path.exists():
         raise UserError(f"{path} does not exist: correct --data")
+    column = config.client_column
     if path.is_dir() and images.is_tree(path):
         if config.client_column is not None:
             raise UserError(f"{path} has a folder of images per client: leave --client-column out")
@@ -49,8 +50,8 @@ def load_own(config: DataConfig) -> Shards:
         if target != images.CLASS:
             raise UserError(f"{path} is a tree client/class/image: leave --target out")
     else:
-        tables, target = _read_clients(path, config)
-    others = [*config.ignore, *filter(None, (config.client_column, config.split_column))]
+        tables, target, column = _read_clients(path, config)
+    others = [*config.ignore, *filter(None, (column, config.split_column))]
     return _shards(tables, target, config, others)
 
 
@@ -98,8 +99,8 @@ def _schema(config: DataConfig, target: str | None) -> Schema:
     return Schema((*names, *([target] if target else [])), config.ignore, kinds)
 
 
-def _read_clients(path: Path, config: DataConfig) -> tuple[dict[str, Table], str]:
-    """The rows of each client, and the name of the target."""
+def _read_clients(path: Path, config: DataConfig) -> tuple[dict[str, Table], str, str | None]:
+    """The rows of each client, and the names of the target and, if there is one, of the client column."""
     files = _files(path)
     arrays = all(file.suffix.lower() == ".npz" for file in files)
     target = config.target or (NPZ_TARGET if arrays else None)
@@ -119,8 +120,8 @@ def _read_clients(path: Path, config: DataConfig) -> tuple[dict[str, Table], str
         for name in filter(None, (target, column, config.split_column, *config.categories)):
             _require_column(table, name)
     if column is None:
-        return {file.stem: table for file, table in zip(files, tables, strict=True)}, str(target)
-    return _by_client(tables, column), str(target)
+        return {file.stem: table for file, table in zip(files, tables, strict=True)}, str(target), None
+    return _by_client(tables, column), str(target), column
 
 
 def _files(path: Path) -> list[Path]:
@@ -193,7 +194,10 @@ def _shards(tables: Mapping[str, Table], target: str, config: DataConfig, others
             raise UserError(f"{name} has no rows to train on ({table.where}): give some or leave it out")
     own = {name: table.without(config.split_column) for name, table in tables.items()}
     fitted = combine(
-        [summarise(name, table, target, cut["train"]) for (name, table), cut in zip(own.items(), cuts, strict=True)],
+        [
+            summarise(name, table, target, cut["train"], config.task)
+            for (name, table), cut in zip(own.items(), cuts, strict=True)
+        ],
         config.task,
     )
     preprocessing = Preprocessing(fitted.inputs, fitted.shape, fitted.target, fitted.image, tuple(others))

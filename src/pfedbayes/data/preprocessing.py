@@ -90,9 +90,9 @@ def _column_summary(fields: Mapping[str, Any]) -> ColumnSummary:
     return ColumnSummary(**{**fields, "values": None if values is None else tuple(values)})
 
 
-def summarise(client: str, table: Table, target: str, train: Rows) -> Summary:
+def summarise(client: str, table: Table, target: str, train: Rows, task: Task | None = None) -> Summary:
     """What a client tells of its table: inputs and the target's mean from the rows to train on alone; which values the
-    target has from all rows."""
+    target has from all rows, and only if they are classes or, without a task, may be."""
     whole = table.columns[target]
     return Summary(
         client=client,
@@ -100,7 +100,7 @@ def summarise(client: str, table: Table, target: str, train: Rows) -> Summary:
             summarise_column(name, take(column, train)) for name, column in table.columns.items() if name != target
         ),
         target=dataclasses.replace(
-            summarise_column(target, take(whole, train)), **_values(whole, MOST_CLASSES), kind=_kind(whole)
+            summarise_column(target, take(whole, train)), **_target_values(whole, task), kind=_kind(whole)
         ),
         shape=None if table.x is None else table.x.shape[1:],
         image=table.x is not None and table.x.dtype == np.uint8,
@@ -113,7 +113,7 @@ def summarise_column(name: str, column: Column) -> ColumnSummary:
     count = int(present.sum())
     kind = _kind(column)
     if isinstance(column, Texts):
-        return ColumnSummary(name, kind, count, len(present) - count, **_values(column, MOST_CATEGORIES))
+        return ColumnSummary(name, kind, count, len(present) - count, values=_categories(column, MOST_CATEGORIES))
     numbers = column[present]
     mean = float(numbers.mean()) if count else 0.0
     return ColumnSummary(name, kind, count, len(present) - count, mean, float(np.square(numbers - mean).sum()))
@@ -125,15 +125,20 @@ def _kind(column: Column) -> Kind | None:
     return "category" if isinstance(column, Texts) else "number"
 
 
-def _values(column: Column, most: int) -> dict[str, Any]:
-    """The different values as texts, if they are at most so many, and whether they are whole numbers."""
+def _categories(column: Texts, most: int) -> tuple[str, ...] | None:
+    """The different texts of a column, if they are at most so many."""
+    codes = np.unique(column.codes[column.codes >= 0])
+    return None if len(codes) > most else tuple(by_value(column.levels[code] for code in codes))
+
+
+def _target_values(column: Column, task: Task | None) -> dict[str, Any]:
+    """The different values of a target, if they are classes or may be, and whether they are whole numbers."""
     if isinstance(column, Texts):
-        codes = np.unique(column.codes[column.codes >= 0])
-        texts = None if len(codes) > most else tuple(by_value(column.levels[code] for code in codes))
-        return {"values": texts, "whole": False}
+        return {"values": _categories(column, MOST_CLASSES), "whole": False}
     numbers = np.unique(column[~np.isnan(column)])
-    texts = None if len(numbers) > most else tuple(as_text(number) for number in numbers)
-    return {"values": texts, "whole": bool((numbers == np.rint(numbers)).all())}
+    whole = bool((numbers == np.rint(numbers)).all())
+    most = {"classification": MOST_CLASSES, "regression": 0, None: FEW_WHOLE_NUMBERS if whole else 0}[task]
+    return {"values": None if len(numbers) > most else tuple(map(as_text, numbers)), "whole": whole}
 
 
 def combine(summaries: Sequence[Summary], task: Task | None = None) -> Preprocessing:

@@ -25,11 +25,10 @@ Kind = Literal["number", "category"]
 Numbers = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
-MISSING = {"", "?", "na", "n/a", "#n/a", "nan", "nat", "null", "none", "<na>"}
+MISSING = {"", "?", "na", "n/a", "#n/a", "nan", "nat", "null", "<na>"}  # "none" may be an answer
 DELIMITERS = ",;\t|"
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+(e[+-]?\d+)?", re.IGNORECASE)
-CSV_SUFFIXES = (".csv", ".tsv", ".txt")
-SUFFIXES = (*CSV_SUFFIXES, ".parquet", ".npz")
+SUFFIXES = (".csv", ".tsv", ".parquet", ".npz")
 CHUNK = 20_000  # rows that are texts at a time
 MOST_CATEGORIES = 100  # of a column
 MEMORY_SHARE = 0.5  # of the memory may go into data
@@ -249,8 +248,11 @@ class _GrowingColumn:
             )
         if array.dtype.kind == "f":
             return self.add_cells(["" if np.isnan(cell) else as_text(cell) for cell in array], lines)
-        cells = [str(cell) for cell in array.tolist()]
-        if self._kind is None and any(isinstance(cell, str | bool) for cell in array.tolist()):
+        if array.dtype.kind == "S":
+            array = np.char.decode(array, "utf-8")
+        values = array.tolist()
+        cells = ["" if value is None else str(value) for value in values]
+        if self._kind is None and any(isinstance(value, str | bool) for value in values):
             self._kind = "category"  # what comes as a text stays one, even if it looks like a number
             self._declared = "category"
         return self.add_cells(cells, lines)
