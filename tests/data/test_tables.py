@@ -119,6 +119,14 @@ def test_a_file_larger_than_memory_is_noticed_while_it_is_read(tmp_path, monkeyp
     assert "data.ignore" in message
 
 
+def test_an_archive_larger_than_memory_is_not_even_opened(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros((1000, 50)))
+    assert (tmp_path / "a.npz").stat().st_size < 10_000
+    monkeypatch.setattr(tables, "host_memory", lambda: 100_000)
+    monkeypatch.setattr(np, "load", None)
+    assert "do not fit into the memory" in refused(tmp_path / "a.npz")
+
+
 def test_a_column_that_is_ignored_is_not_even_looked_at(tmp_path):
     path = write(tmp_path, "id,a\nx,1\n7,2\n")
     assert list(read_table(path, Schema(ignore=("id",))).columns) == ["a"]

@@ -416,6 +416,8 @@ def _read_parquet(path: Path, schema: Schema, budget: Budget) -> Table:
 def _read_npz(path: Path, schema: Schema, budget: Budget) -> Table:
     """Arrays x (n, d) or (n, ...), y (n,) and, if all clients are in one file, client (n,)."""
     try:
+        with zipfile.ZipFile(path) as archive:  # it is read as a whole, so its size is counted first
+            budget.spend(sum(member.file_size for member in archive.infolist()), str(path))
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
@@ -433,6 +435,5 @@ def _read_npz(path: Path, schema: Schema, budget: Budget) -> Table:
         return table_of(arrays, str(path), schema, budget)
     if not np.isfinite(x).all():
         raise UserError(f"{path}: x holds NaN or infinity: remove or replace those examples")
-    budget.spend(x.nbytes, str(path))
     x = x if x.dtype == np.uint8 else x.astype(np.float32)
     return replace(table_of(arrays, str(path), schema, budget), x=x, lines=np.arange(len(x)))
