@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
@@ -38,9 +37,11 @@ class EarlyStopping:
 def validation_loss(federation: Federation, evaluation: Evaluation) -> float:
     """The mean NLL over all validation examples and seeds, of the personal models if the method has any."""
     headline = federation.headline(evaluation.samples)
-    ways = dataclasses.asdict(evaluation) | {"split": "validation", "label_prior": False, "estimators": (headline,)}
     sizes = np.array([len(rows) for rows in federation.evaluation_sets("validation", evaluation.clients)])
     if not sizes.any():
         raise UserError("no client has validation data to stop on: leave training.patience out, or hold out some")
-    nll = np.array(federation.evaluate(**ways)[federation.models()[0]][headline]["nll"])
+    scores = federation.evaluate(
+        evaluation.samples, "validation", False, (headline,), evaluation.sampling, evaluation.clients
+    )
+    nll = np.array(scores[federation.models()[0]][headline]["nll"])
     return float(np.average(nll[:, sizes > 0], axis=1, weights=sizes[sizes > 0]).mean())

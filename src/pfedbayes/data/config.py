@@ -32,10 +32,12 @@ PROTOCOLS: dict[Name, Protocol] = {
     "fashion-mnist": DIGITS,
     "cifar10": Protocol(clients=20, block=600, sizes={"small": (25, 475), "medium": (100, 400), "large": (450, 150)}),
 }
-OF_FILES = (
-    "path", "target", "client_column", "split_column", "task", "categories", "ignore", "image_size",
+# Settings that count for one kind of data alone.
+OF_FILES = ("path", "target", "client_column", "split_column", "task", "categories", "ignore", "image_size")
+OF_OTHERS = (
+    "size", "clients", "labels", "labels_per_client", "train_per_label", "test_per_label", "examples", "alpha", "split",
+    "features", "classes", "noise", "dir",
 )  # fmt: skip
-OF_ALL = ("name", "test_fraction", "validation", "seed")
 SYNTHETIC_CLIENTS = 10
 SYNTHETIC_EXAMPLES = 200
 
@@ -138,10 +140,8 @@ class DataConfig:
 
     def section(self) -> dict[str, Any]:
         """Plain values, as in a config: those that count for this kind of data."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        if self.name == "files":
-            return {name: values[name] for name in (*OF_ALL, *OF_FILES)}
-        return {name: value for name, value in values.items() if name not in OF_FILES}
+        without = OF_OTHERS if self.name == "files" else OF_FILES
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in without}
 
     @property
     def title(self) -> str:
