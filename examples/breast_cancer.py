@@ -32,7 +32,7 @@ def write_csv(path: Path) -> Path:
 
 
 def main(folder: Path, options: list[str]) -> None:
-    """Train by the command line, then ask the model of the town for its opinion on the first tumours."""
+    """Train by the command line, then ask the model of the town for its opinion on a few tumours."""
     folder.mkdir(parents=True, exist_ok=True)
     table, run = write_csv(folder / "tumours.csv"), folder / "run"
     columns = ["--target", "outcome", "--client-column", "hospital"]
@@ -40,7 +40,7 @@ def main(folder: Path, options: list[str]) -> None:
     subprocess.run(command, check=True)
 
     federation = pfedbayes.load(run)
-    x = pfedbayes.read_inputs(table, pfedbayes.read_preprocessing(run))[:5]
+    x = pfedbayes.read_inputs(table, pfedbayes.read_preprocessing(run))[::120]
     outputs = federation.predict("personal", federation.shards.names.index("town"), x, samples=100).softmax(-1)
     for mean, spread in zip(outputs.mean(0), outputs.std(0), strict=True):
         chances = zip(federation.shards.class_names or (), mean.tolist(), spread.tolist(), strict=True)
