@@ -2,9 +2,12 @@
 
 import dataclasses
 import re
+import tomllib
 from pathlib import Path
 
 from federations import EXACT, difference, trained
+from pfedbayes.execution import execute
+from pfedbayes.experiment import OWN_DATA, from_sections, load
 from pfedbayes.methods import FedAvg
 
 ROOT = Path(__file__).parents[1]
@@ -27,6 +30,30 @@ def test_the_readme_trains_on_ones_own_data_and_says_how_sure_it_is(capsys):
     assert names["outputs"].shape == (100, 1, 3)
     assert "50" in capsys.readouterr().out
     assert len(block.strip().splitlines()) <= 14
+
+
+def test_the_page_on_own_data_shows_the_preset_and_tables_that_work(capsys):
+    page = "docs/own_data.md"
+    presets = re.findall(r"^```toml\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    assert tomllib.loads(presets[0]) == OWN_DATA
+    data = from_sections(tomllib.loads(presets[1])).data
+    assert (data.client_column, data.categories) == ("hospital", ("ward",))
+    _, block = python_blocks(page)
+    run_block(block)
+    assert "2 columns (1 of numbers, 1 of categories) as 4 inputs" in capsys.readouterr().out
+
+
+def test_the_prediction_of_the_page_on_own_data_works(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"{k % 7},{'xyz'[k % 3]},{('north', 'south')[k % 2]},{k % 5 // 2}\n" for k in range(60))
+    (tmp_path / "clinics.csv").write_text("a,b,hospital,outcome\n" + rows)
+    (tmp_path / "new.csv").write_text("a,b\n1,x\n2,never\n")
+    settings = ["path=clinics.csv", "target=outcome", "client_column=hospital"]
+    experiment = load(None, [*(f"data.{text}" for text in settings), "training.rounds=2"])
+    list(execute(experiment, tmp_path / "runs" / "clinics-pfedbayes", [1]))
+    names = run_block(python_blocks("docs/own_data.md")[0])
+    assert names["chances"].shape == (100, 2, 3)
+    assert "('0', '1', '2')" in capsys.readouterr().out
 
 
 def test_the_method_of_the_contributing_page_is_a_method():

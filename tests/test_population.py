@@ -350,10 +350,10 @@ class TestRuns:
         monkeypatch.setattr(runs.time, "monotonic", lambda: clock[0])
         write, written = runs.Writer.checkpoint, []
 
-        def slow(self, tensors, round, seconds):
+        def slow(self, tensors, round, seconds, best):
             clock[0] += 3
             written.append(round)
-            write(self, tensors, round, seconds)
+            write(self, tensors, round, seconds, best)
 
         monkeypatch.setattr(runs.Writer, "checkpoint", slow)
         settings = ["training.rounds=70", "training.evaluate_every=100", "execution.checkpoint_seconds=5.5"]

@@ -10,10 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pfedbayes.data import DataConfig, Shards, load_shards
+    from pfedbayes.data import DataConfig, Preprocessing, Shards, load_shards, read_inputs, shards_from_tables
     from pfedbayes.engine import Federation, Training
     from pfedbayes.errors import Diverged, UserError
-    from pfedbayes.execution import load, save
+    from pfedbayes.execution import load, read_preprocessing, save
     from pfedbayes.likelihoods import Classification, Regression
     from pfedbayes.methods import METHODS, Method
     from pfedbayes.methods.pfedbayes import PFedBayes
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "METHODS", "Classification", "DataConfig", "Diverged", "Federation", "Method", "Model", "Net", "PFedBayes",
-    "Plan", "Regression", "Shards", "Training", "UserError", "WithNoise", "load", "load_shards", "mlp", "save", "vgg",
+    "Plan", "Preprocessing", "Regression", "Shards", "Training", "UserError", "WithNoise", "load", "load_shards", "mlp",
+    "read_inputs", "read_preprocessing", "save", "shards_from_tables", "vgg",
 ]  # fmt: skip
 
 _HOME = {
-    "data": ("DataConfig", "Shards", "load_shards"),
+    "data": ("DataConfig", "Preprocessing", "Shards", "load_shards", "read_inputs", "shards_from_tables"),
     "engine": ("Federation", "Training"),
     "errors": ("Diverged", "UserError"),
-    "execution": ("load", "save"),
+    "execution": ("load", "read_preprocessing", "save"),
     "likelihoods": ("Classification", "Regression"),
     "methods": ("METHODS", "Method", "PFedBayes"),
     "nets": ("Model", "Net", "WithNoise", "mlp", "vgg"),

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +26,7 @@ import pfedbayes
 from pfedbayes.errors import UserError
 
 if TYPE_CHECKING:
+    from pfedbayes.engine import Federation
     from pfedbayes.experiment import Experiment
     from pfedbayes.runs import Run
 
@@ -99,6 +100,20 @@ def run(
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where the data sets lie, if not in the usual places.")] = None,
     resume: Annotated[bool, typer.Option(help="Go on with an interrupted run, from its last saved state.")] = False,
+    own_data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data", help="Your own data: a table with a client column, or a folder with a file or images per client."
+        ),
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="The column of your data that is to be predicted.")] = None,
+    client_column: Annotated[
+        str | None, typer.Option(help="The column that says whose row it is, if files are not clients.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="classification or regression, if the guess is wrong.")] = None,
+    net: Annotated[
+        str | None, typer.Option(help="mlp, vgg, cnn, or a torch.nn.Module of yours as my_module:MyNet.")
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Print the resolved config and an estimate of time and memory, and stop."),
@@ -117,14 +132,23 @@ def run(
 
     pfedbayes run --set method.name=fedavg --seeds 5     another method, five seeds at once
 
+    pfedbayes run --data my_folder/ --target outcome --client-column hospital      your own data
+
     pfedbayes run --resume --out runs/DIR                go on after an interruption
     """
     from pfedbayes import execution, runs
     from pfedbayes.config import read_toml
     from pfedbayes.experiment import from_sections, load
-    from pfedbayes.report import tables, write
+    from pfedbayes.report import tables, words, write
 
-    overrides = settings or []
+    flags = {
+        "data.path": own_data, "data.target": target, "data.client_column": client_column, "data.task": task,
+        "net.name": net,
+    }  # fmt: skip
+    overrides = [
+        *(f"{key}={json.dumps(str(value), ensure_ascii=False)}" for key, value in flags.items() if value is not None),
+        *(settings or []),
+    ]
     if resume and experiment is None and out is not None and (out / runs.INFO).exists():
         setup = from_sections(read_toml(out / runs.CONFIG), overrides)
         numbers = runs.read(out).info["seeds"] if seeds is None else None
@@ -139,8 +163,10 @@ def run(
     folder = out or _default_folder(setup, experiment, resume)
 
     console = Console(stderr=True, highlight=False)
-    console.print(f"[bold]{setup.method.title}[/] on {_data_title(setup)} → {folder}")
-    rounds = execution.execute(setup, folder, numbers, device, resume, data_dir, _show_download(console))
+    console.print(f"[bold]{setup.method.title}[/] on {_escape(setup.data.title)} → {_escape(str(folder))}")
+    rounds = execution.execute(
+        setup, folder, numbers, device, resume, data_dir, _show_download(console), partial(_show_data, console)
+    )
     with _interruptible() as stop, _progress(console, folder, setup.training.rounds) as show:
         for step in rounds:
             show(step)
@@ -155,6 +181,8 @@ def run(
     page = write([folder], folder / runs.REPORT)
     _print_table(result)
     _print_window(result)
+    for sentence in words.stopping(result):
+        typer.echo(sentence)
     typer.echo(f"run folder: {folder}")
     typer.echo(f"report:     {page}")
     if as_json:
@@ -291,8 +319,22 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _data_title(setup: Experiment) -> str:
-    return " ".join(filter(None, [setup.data.name, setup.data.size]))
+def _data_words(federation: Federation) -> list[str]:
+    """What was made of one's own data."""
+    shards = federation.shards
+    if shards.preprocessing is None:
+        return []
+    sizes = [f"{sum(map(len, getattr(shards, part))):,} {part}" for part in ("train", "validation", "test")]
+    count = federation.model.net.num_params
+    return [
+        f"data: {shards.preprocessing.words()}",
+        f"clients: {len(shards.names)}, with {', '.join(sizes)} rows; a model has {count:,} parameters",
+    ]
+
+
+def _show_data(console: Console, federation: Federation) -> None:
+    for line in _data_words(federation):
+        console.print(_escape(line), soft_wrap=True)
 
 
 def _default_folder(setup: Experiment, experiment: Path | None, resume: bool) -> Path:
@@ -300,7 +342,7 @@ def _default_folder(setup: Experiment, experiment: Path | None, resume: bool) ->
     from pfedbayes.experiment import method_name
 
     parts = [
-        experiment.stem if experiment else _data_title(setup).replace(" ", "_"),
+        experiment.stem if experiment else setup.data.title.replace(" ", "_"),
         method_name(setup.method),
     ]
     base = Path("runs") / "-".join(parts)
@@ -390,7 +432,7 @@ def _print_table(result: Run) -> None:
         typer.echo("no test data, so nothing was scored")
         return
     names = tables.metric_names(result)
-    table = Table(title=f"round {result.rounds[-1]['round']}, {tables.estimator_title(rows[0].estimator)}")
+    table = Table(title=f"round {tables.final(result)['round']}, {tables.estimator_title(rows[0].estimator)}")
     table.add_column("model")
     table.add_column("over clients")
     for name in names:
@@ -441,6 +483,8 @@ def _print_estimate(setup: Experiment, seeds: list[int], device: str, data_dir: 
 
     typer.echo(to_toml(setup.sections()))
     cost = estimate(setup, seeds, device, data_dir)
+    for line in _data_words(cost.federation):
+        typer.echo(line)
     typer.echo(
         f"plan: {', '.join(cost.plan.words())}, {len(seeds)} seed(s)\n"
         f"time: about {cost.seconds:.0f} s ({cost.seconds_to_start:.0f} s to start, "

@@ -54,7 +54,8 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
         if isinstance(value, list | tuple) and (len(value) == len(arguments) or arguments[-1] is Ellipsis):
             return tuple(_convert(item, arguments[0], where) for item in value)
         shape = f"{len(arguments)} values" if arguments[-1] is not Ellipsis else "values"
-        raise UserError(f"{where} is {value!r}: give a list of {shape}, e.g. {where}=[100, 50]")
+        example = "['a', 'b']" if arguments[0] is str else "[100, 50]"
+        raise UserError(f"{where} is {value!r}: give a list of {shape}, e.g. {where}={example}")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not hint:

@@ -35,6 +35,8 @@ class Training:
     flip: every image of a batch is mirrored left to right with probability 1/2.
     server_optimizer: how the server follows the average of the uploads (FedOpt): at once, with "momentum" or by
     "adam"; server_rate and server_momentum are its settings.
+    patience: a run stops when the loss on validation data has not become less for so many rounds, and keeps the best
+    round, see `stopping`; never if not given.
     """
 
     rounds: int = 200
@@ -49,6 +51,7 @@ class Training:
     server_optimizer: Literal["none", "momentum", "adam"] = "none"
     server_rate: float = 1.0
     server_momentum: float = 0.9
+    patience: int | None = None
 
     def __post_init__(self) -> None:
         if self.server_rate < 0:
@@ -58,8 +61,9 @@ class Training:
         for name in ("rounds", "local_steps", "batch_size", "evaluate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.participants is not None and self.participants < 1:
-            raise ValueError(f"participants must be at least 1, got {self.participants}")
+        for name in ("participants", "patience"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.seed < 0:
             raise ValueError(f"seed must not be negative, got {self.seed}")
         if self.evaluate_window and not 1 <= self.evaluate_window[0] <= self.evaluate_window[1]:

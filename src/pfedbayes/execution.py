@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pfedbayes import runs
 from pfedbayes.config import to_toml
-from pfedbayes.data import Shards, load_shards
+from pfedbayes.data import Preprocessing, Shards, load_shards
 from pfedbayes.engine import Federation
 from pfedbayes.errors import Diverged, UserError
 from pfedbayes.experiment import Evaluation, Experiment, build_federation, from_sections, method_name
@@ -24,6 +24,7 @@ from pfedbayes.metrics import BINS, entropy, log_average, mutual_information, re
 from pfedbayes.nets import Model
 from pfedbayes.plan import Plan, choose_device
 from pfedbayes.prediction import MODELS, Ways
+from pfedbayes.stopping import EarlyStopping
 from pfedbayes.trees import leaves
 
 CHECKPOINT_SHARE = 0.1  # of the time, at most, goes into checkpoints
@@ -47,15 +48,16 @@ def execute(
     resume: bool = False,
     data_dir: Path | None = None,
     on_download: Callable[[str, int, int], None] | None = None,
+    on_federation: Callable[[Federation], None] | None = None,
 ) -> Generator[Progress]:
-    """Run an experiment into a folder, yielding after every round.
+    """Run an experiment into a folder, yielding after every round. on_federation is shown what is about to be trained.
 
     Closing the iterator between two rounds saves the state; `resume` goes on from the last one saved.
     """
     choose_device(device)
     writer = runs.Writer(out)
     try:
-        yield from _execute(writer, experiment, seeds, device, resume, data_dir, on_download)
+        yield from _execute(writer, experiment, seeds, device, resume, data_dir, on_download, on_federation)
     finally:
         writer.close()
 
@@ -68,10 +70,13 @@ def _execute(
     resume: bool,
     data_dir: Path | None,
     on_download: Callable[[str, int, int], None] | None,
+    on_federation: Callable[[Federation], None] | None,
 ) -> Generator[Progress]:
     digest = experiment.digest(seeds)
     plan, checkpoint = _previous(writer.folder, digest, resume)
     shards = load_shards(experiment.data, data_dir, on_download)
+    if plan is not None:
+        _refuse_other_data(runs.read(writer.folder), shards)
     clients_file = writer.folder / runs.CLIENTS
     federation = build_federation(experiment, shards, seeds, plan, device, clients_file=clients_file)
     try:
@@ -81,58 +86,87 @@ def _execute(
                     f"{writer.folder} is already at round {checkpoint.round}: raise training.rounds to go on"
                 )
             federation.restore(checkpoint.tensors, checkpoint.round, clients_file)
+        if on_federation:
+            on_federation(federation)
         writer.write(runs.CONFIG, to_toml(experiment.sections()))
         if plan is None:
             info = _describe(federation, experiment.evaluation, digest)
             writer.write(runs.INFO, json.dumps(info, indent=1) + "\n")
+        if shards.preprocessing:
+            writer.write(runs.PREPROCESSING, shards.preprocessing.to_json())
         writer.truncate_log(checkpoint.log_bytes if checkpoint else 0)
         (writer.folder / runs.SUMMARY).unlink(missing_ok=True)
-        yield from _train(
-            writer, experiment, federation, plan or federation.plan, checkpoint.seconds if checkpoint else 0
-        )
+        yield from _train(writer, experiment, federation, plan or federation.plan, checkpoint)
     finally:
         federation.population.close()
 
 
 def _train(
-    writer: runs.Writer, experiment: Experiment, federation: Federation, plan: Plan, seconds: float
+    writer: runs.Writer,
+    experiment: Experiment,
+    federation: Federation,
+    plan: Plan,
+    checkpoint: runs.Checkpoint | None,
 ) -> Generator[Progress]:
-    """Train to the end, with the recorded plan and after so many seconds of work."""
-    clock = runs.Clock(seconds)
+    """Train to the end, with the recorded plan, from the checkpoint on."""
+    clock = runs.Clock(checkpoint.seconds if checkpoint else 0.0)
+    stopping = None
+    if experiment.training.patience is not None:
+        best = checkpoint.best if checkpoint else None
+        stopping = EarlyStopping(experiment.training.patience, experiment.evaluation, best)
     scored = _scored(federation, experiment.evaluation)
     due = clock.seconds() + experiment.execution.checkpoint_seconds
     try:
-        for round in federation.rounds():
+        over = stopping is not None and stopping.is_over(federation.round)
+        for round in () if over else federation.rounds():
             record = None
             if experiment.training.evaluates(round):
                 scores = federation.evaluate(**experiment.evaluation.after(round, experiment.training.rounds))
                 record = {"round": round, "seconds": clock.seconds(), **_json_safe(_columns(scores, scored))}
+                if stopping:
+                    record["validation_nll"] = _json_safe(stopping.consider(federation))
+                    over = stopping.is_over(round)
                 writer.append(record)
             if federation.plan != plan:  # smaller chunks for the memory, or no compiler: a resumed run begins so
                 plan = federation.plan
                 info = json.loads((writer.folder / runs.INFO).read_text()) | {"plan": dataclasses.asdict(plan)}
                 writer.write(runs.INFO, json.dumps(info, indent=1) + "\n")
-            if clock.seconds() > due or round == experiment.training.rounds:
-                took = _save(writer, federation, clock)
+            if clock.seconds() > due or round == experiment.training.rounds or over:
+                took = _save(writer, federation, clock, stopping)
                 due = clock.seconds() + max(experiment.execution.checkpoint_seconds, took / CHECKPOINT_SHARE)
             yield Progress(round, experiment.training.rounds, clock.seconds(), record)
+            if over:
+                break
     except (GeneratorExit, Diverged):
         # Both leave the federation as it was after its last whole round.
-        _save(writer, federation, clock)
+        _save(writer, federation, clock, stopping)
         raise
+    kept = _best_of(federation, experiment, stopping.best if stopping else None)
     summary = {
         "rounds": federation.round,
+        "kept_round": kept.round,
         "seconds": clock.seconds(),
-        "estimator": federation.headline(experiment.evaluation.samples),
-        **_look_closely(federation, experiment),
+        "estimator": kept.headline(experiment.evaluation.samples),
+        **_look_closely(kept, experiment),
     }
+    kept.population.close()
     writer.write(runs.SUMMARY, json.dumps(_json_safe(summary), indent=1) + "\n")
 
 
-def _save(writer: runs.Writer, federation: Federation, clock: runs.Clock) -> float:
+def _best_of(federation: Federation, experiment: Experiment, best: runs.Best | None) -> Federation:
+    """The federation as it was after its best round, beside the one that has gone on; itself if no best is kept."""
+    if best is None or best.round == federation.round:
+        return federation
+    kept = build_federation(experiment, federation.shards, federation.seeds, federation.plan)
+    kept.restore(best.tensors, best.round)
+    return kept
+
+
+def _save(writer: runs.Writer, federation: Federation, clock: runs.Clock, stopping: EarlyStopping | None) -> float:
     """Write a checkpoint; the seconds that it took."""
     start = clock.seconds()
-    writer.checkpoint(federation.checkpoint(writer.folder / runs.CLIENTS), federation.round, start)
+    tensors = federation.checkpoint(writer.folder / runs.CLIENTS)
+    writer.checkpoint(tensors, federation.round, start, stopping.best if stopping else None)
     federation.population.saved()
     return clock.seconds() - start
 
@@ -173,6 +207,16 @@ def _previous(folder: Path, digest: str, resume: bool) -> tuple[Plan | None, run
     return plan, runs.read_checkpoint(folder)
 
 
+def _refuse_other_data(run: runs.Run, shards: Shards) -> None:
+    """One's own files may have changed since the run; a published set cannot."""
+    before = run.info.get("fingerprint")
+    if before is not None and before != shards.fingerprint():
+        raise UserError(
+            f"the data at {run.config['data']['path']} are not those that {run.folder} was trained with: put them "
+            "back, or start a new run"
+        )
+
+
 def _describe(federation: Federation, evaluation: Evaluation, digest: str | None) -> dict[str, Any]:
     """What run.json says, of single clients only of those that are scored; a digest of None marks a federation that
     no config describes."""
@@ -195,6 +239,9 @@ def _describe(federation: Federation, evaluation: Evaluation, digest: str | None
         "train_sizes": [len(shards.train[i]) for i in clients],
         "test_sizes": [len(sets[i]) for i in clients],
         "labels": labels,
+        "class_names": shards.class_names,
+        "data": shards.preprocessing.words() if shards.preprocessing else None,
+        "fingerprint": shards.fingerprint() if shards.preprocessing else None,
         "num_params": federation.model.net.num_params,
         "method": {
             "name": method_name(method),
@@ -314,6 +361,7 @@ def save(federation: Federation, folder: str | Path) -> Path:
             raise UserError(f"{folder} holds a run: give another folder")
         method = {"name": method_name(federation.method), **dataclasses.asdict(federation.method)}
         training = dataclasses.asdict(federation.training)
+        del training["patience"]  # it belongs to runs, whose config has validation data to stop on
         writer.write(runs.CONFIG, to_toml({"method": method, "training": training}))
         writer.write(runs.INFO, json.dumps(_describe(federation, Evaluation(), None), indent=1) + "\n")
         writer.checkpoint(federation.checkpoint(writer.folder / runs.CLIENTS), federation.round, seconds=0.0)
@@ -326,7 +374,7 @@ def load(
     folder: str | Path, shards: Shards | None = None, model: Model | None = None, device: str = "auto"
 ) -> Federation:
     """The trained federation of a run folder, its data and network made again; what `save` kept has to be given the
-    data and the model that it was trained with."""
+    data and the model that it was trained with. With early stopping it is that of the best round."""
     run = runs.read(Path(folder))
     experiment = from_sections(run.config)
     checkpoint = runs.read_checkpoint(run.folder)
@@ -334,11 +382,22 @@ def load(
         raise UserError(f"{folder} has no saved state yet: let the run go on for a while")
     if run.info["digest"] is None and (shards is None or model is None):
         raise UserError(f"{folder} holds a federation of your own data and module: give load() its shards and model")
-    shards = shards or load_shards(experiment.data)
+    if shards is None:
+        shards = load_shards(experiment.data)
+        _refuse_other_data(run, shards)
     plan = Plan(**run.info["plan"]).on(choose_device(device))
     federation = build_federation(experiment, shards, run.info["seeds"], plan, model=model)
-    federation.restore(checkpoint.tensors, checkpoint.round, run.folder / runs.CLIENTS)
+    state = checkpoint.best or checkpoint
+    federation.restore(state.tensors, state.round, run.folder / runs.CLIENTS)
     return federation
+
+
+def read_preprocessing(folder: str | Path) -> Preprocessing:
+    """How a run of one's own data made its inputs and targets; with `data.read_inputs` new rows are read likewise."""
+    path = Path(folder) / runs.PREPROCESSING
+    if not path.is_file():
+        raise UserError(f"{path} is missing: give the folder of a run of one's own data")
+    return Preprocessing.from_json(path.read_text(encoding="utf-8"), str(path))
 
 
 @dataclass(frozen=True)
@@ -347,6 +406,7 @@ class Cost:
     round takes longer than another, to compile for example; bytes of memory, and bytes of the file in which clients
     rest."""
 
+    federation: Federation
     plan: Plan
     seconds_to_start: float
     seconds_per_round: float
@@ -385,6 +445,7 @@ def estimate(experiment: Experiment, seeds: Sequence[int], device: str = "auto",
     resting = min(members, rounds * at_once) * federation.client_bytes if at_once < members else 0
     in_file = federation.plan.resting == "file"
     return Cost(
+        federation,
         federation.plan,
         start,
         per_round,

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -18,32 +18,59 @@ from pfedbayes.engine import Federation, Training, plan_for
 from pfedbayes.errors import UserError
 from pfedbayes.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.methods import METHODS, Method
-from pfedbayes.nets import Init, Model, Net, WithNoise, mlp, vgg
+from pfedbayes.modules import build_module, is_import_path
+from pfedbayes.nets import Init, Model, Net, WithNoise, cnn, mlp, vgg
 from pfedbayes.plan import Convolutions, Dtype, Noise, Over, Plan, Precision
 from pfedbayes.population import Resting
 from pfedbayes.prediction import Sampling, Split, estimator_names
 
+NETS = ("mlp", "vgg", "cnn")
+OF_ALL_NETS = ("name", "init", "sigma_eps")  # settings that also make sense for a module of one's own
+
 
 @dataclass(frozen=True)
 class NetConfig:
-    """name: "mlp" or "vgg" (the paper's choice for the data if not given); hidden: widths of an MLP's hidden layers;
-    head, norm: options of the VGG; init: see `Net.init` (the method's habit if not given); sigma_eps: the noise of a
-    regression, learned if not given.
+    """name: "mlp", "vgg" or "cnn" (what suits the data, see `fit_net`, if not given), or a module of one's own by its
+    import path, "my_module:MyNet", see `modules.build_module`; settings: what such a module is called with, in a config
+    beside the name; hidden: widths of an MLP's hidden layers; head, norm: options of the VGG; init: see `Net.init` (the
+    method's habit if not given); sigma_eps: the noise of a regression in units of its target (learned if not given).
     """
 
-    name: Literal["mlp", "vgg"] | None = None
-    hidden: tuple[int, ...] = (100,)
+    name: str | None = None
+    hidden: tuple[int, ...] | None = None
     activation: Literal["relu", "tanh"] = "relu"
     head: Literal["mlp3", "linear"] = "mlp3"
     norm: Literal["none", "group"] = "none"
     init: Init | None = None
     sigma_eps: float | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.name not in (None, *NETS) and not is_import_path(self.name):
+            raise ValueError(
+                f"name is {self.name!r}: choose one of {', '.join(NETS)}, or a module like my_module:MyNet"
+            )
         if self.sigma_eps is not None and self.sigma_eps <= 0:
             raise ValueError(f"sigma_eps must be positive, got {self.sigma_eps}")
-        if any(width < 1 for width in self.hidden):
-            raise ValueError(f"hidden widths must be at least 1, got {list(self.hidden)}")
+        if any(width < 1 for width in self.hidden or ()):
+            raise ValueError(f"hidden widths must be at least 1, got {list(self.hidden or ())}")
+
+    def section(self) -> dict[str, Any]:
+        """Plain values, as in a config."""
+        values: dict[str, Any] = dataclasses.asdict(self)
+        settings: dict[str, Any] = values.pop("settings")
+        if is_import_path(self.name):
+            return {name: values[name] for name in OF_ALL_NETS} | settings
+        return values
+
+    @classmethod
+    def from_section(cls, values: Mapping[str, Any]) -> NetConfig:
+        """From a config; what it says beside the import path of a module goes to the module."""
+        if not is_import_path(str(values.get("name"))):
+            return build(cls, values, "net")
+        own = {name: value for name, value in values.items() if name in OF_ALL_NETS}
+        settings = {name: value for name, value in values.items() if name not in OF_ALL_NETS}
+        return dataclasses.replace(build(cls, own, "net"), settings=settings)
 
 
 @dataclass(frozen=True)
@@ -138,13 +165,17 @@ class Experiment:
     def sections(self) -> dict[str, dict[str, Any]]:
         """Plain values by section, as in the file."""
         sections = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
+        sections["data"] = self.data.section()
+        sections["net"] = self.net.section()
         sections["method"] = {"name": method_name(self.method), **sections["method"]}
         return sections
 
     def digest(self, seeds: Sequence[int]) -> str:
         """Identity of what is computed: everything but where the files lie, how it is run and for how long."""
         sections = self.sections()
-        del sections["execution"], sections["training"]["rounds"], sections["data"]["dir"]
+        del sections["execution"], sections["training"]["rounds"]
+        for name in ("dir", "path"):
+            sections["data"].pop(name, None)
         return hashlib.sha256(json.dumps([sections, list(seeds)], sort_keys=True).encode()).hexdigest()
 
 
@@ -157,13 +188,25 @@ def method_name(method: Method) -> str:
     return next(name for name, cls in METHODS.items() if type(method) is cls)
 
 
+MAIN_JOB: dict[str, dict[str, Any]] = {"method": {"name": "pfedbayes", "zeta": 1.0}}
+# What one's own data are trained with if nothing is said.
+OWN_DATA: dict[str, dict[str, Any]] = {
+    "data": {"test_fraction": 0.2, "validation": 0.2},
+    "method": {"name": "pfedbayes", "zeta": 1.0},
+    "training": {"rounds": 300, "local_steps": 20, "batch_size": 32, "evaluate_every": 5, "patience": 50},
+}
+
+
 def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Experiment:
-    """The experiment of a TOML file (without one: the main job, pFedBayes on small MNIST) with overrides.
+    """The experiment of a TOML file with overrides. Without a file: one's own data by the preset `OWN_DATA` if an
+    override gives data.path, else the main job, pFedBayes on small MNIST.
 
     Settings of [method] belong to the method they were written for: when an override names another method, they go.
     """
-    sections = read_toml(path) if path else {"method": {"name": "pfedbayes", "zeta": 1.0}}
-    return from_sections(sections, overrides)
+    if path:
+        return from_sections(read_toml(path), overrides)
+    own_data = any(parse_override(text)[:2] == ("data", "path") for text in overrides)
+    return from_sections(OWN_DATA if own_data else MAIN_JOB, overrides)
 
 
 def from_sections(sections: Mapping[str, Any], overrides: Sequence[str] = ()) -> Experiment:
@@ -190,19 +233,29 @@ def resolve(sections: Mapping[str, Any], changes: Sequence[Change] = ()) -> Expe
     chosen = merged["method"].pop("name", "pfedbayes")
     if chosen not in METHODS:
         raise UserError(f"unknown method {chosen!r}: {nearest(str(chosen), METHODS)}")
+    if "path" in merged["data"]:
+        where = Path(str(merged["data"]["path"])).expanduser().absolute()
+        merged["data"] = {"name": "files"} | merged["data"] | {"path": str(where)}
     data = build(DataConfig, merged["data"], "data")
-    net = build(NetConfig, merged["net"], "net")
+    if data.name == "files":
+        data = dataclasses.replace(data, size=None)
+    net = NetConfig.from_section(merged["net"])
     method = build(METHODS[chosen], merged["method"], "method")
     training = build(Training, merged["training"], "training")
     evaluation = build(Evaluation, merged["evaluation"], "evaluation")
-    if evaluation.split == "validation" and data.validation == 0:
+    has_validation = data.validation > 0 or data.split_column is not None
+    if evaluation.split == "validation" and not has_validation:
         raise UserError(
             "evaluation.split is 'validation' but data.validation is 0: hold out a fraction of the training data"
         )
-    default_net: Literal["mlp", "vgg"] = "vgg" if data.name == "cifar10" else "mlp"
-    net = dataclasses.replace(net, name=method.net or net.name or default_net)
-    if net.init is None:
-        net = dataclasses.replace(net, init="kaiming" if net.name == "vgg" else method.default_init)
+    if training.patience is not None and not has_validation:
+        raise UserError(
+            "training.patience stops on validation data, and data.validation is 0: hold out a fraction of the training "
+            "data, or leave patience out"
+        )
+    if data.name != "files":
+        image_net = "vgg" if data.name == "cifar10" else "mlp"
+        net = _settle(net, method, image_net, (100,))
     training = dataclasses.replace(
         training,
         train=training.train or method.who_trains,
@@ -211,12 +264,39 @@ def resolve(sections: Mapping[str, Any], changes: Sequence[Change] = ()) -> Expe
     return Experiment(data, net, method, training, evaluation, build(Execution, merged["execution"], "execution"))
 
 
+def _settle(net: NetConfig, method: Method, name: str, hidden: tuple[int, ...]) -> NetConfig:
+    """The config with this name and these widths where nothing else is wanted, and with an initialisation."""
+    name = method.net or net.name or name
+    inits: dict[str, Init] = {"mlp": method.default_init, "vgg": "kaiming", "cnn": "kaiming"}
+    return dataclasses.replace(
+        net, name=name, hidden=hidden if net.hidden is None else net.hidden, init=net.init or inits.get(name, "torch")
+    )
+
+
+def fit_net(net: NetConfig, shards: Shards, method: Method) -> NetConfig:
+    """The config with all that it leaves to the data: for images the paper's networks where they fit, else a CNN; for
+    tables an MLP whose width grows with the square root of the number of rows, from 16 to 100."""
+    shape = tuple(shards.x.shape[1:])
+    if len(shape) == 3:
+        paper = {(3, 32, 32): "vgg", (1, 28, 28): "mlp"}
+        return _settle(net, method, paper.get(shape, "cnn"), (100,))
+    rows = sum(len(train) for train in shards.train)
+    return _settle(net, method, "mlp", (min(max(round(math.sqrt(rows)), 16), 100),))
+
+
 def build_model(net: NetConfig, shards: Shards, method: Method) -> Model:
     """The network that fits the data and the method, and its likelihood."""
-    features = math.prod(shards.x.shape[1:])
+    net = fit_net(net, shards, method)
+    shape = tuple(shards.x.shape[1:])
     targets = shards.num_classes if shards.num_classes is not None else shards.y.shape[1]
     outputs = method.outputs or targets
-    if net.name == "vgg":
+    if net.name is not None and is_import_path(net.name):
+        module = build_module(net.name, shape, outputs, net.settings)
+    elif net.name == "cnn":
+        if len(shape) != 3:
+            raise UserError(f"the CNN takes images, the data have shape {shape}: use net.name=mlp")
+        module = cnn(shape, outputs)
+    elif net.name == "vgg":
         if shards.x.dim() != 4 or shards.x.shape[2:] != (32, 32):
             raise UserError(
                 f"the VGG takes 32 x 32 images, the data have shape {tuple(shards.x.shape[1:])}: use net.name=mlp"
@@ -225,10 +305,11 @@ def build_model(net: NetConfig, shards: Shards, method: Method) -> Model:
             outputs, in_channels=shards.x.shape[1], head="linear" if method.outputs else net.head, norm=net.norm
         )
     else:
-        module = mlp([features, *net.hidden, outputs], net.activation)
+        module = mlp([math.prod(shape), *(net.hidden or ()), outputs], net.activation)
     likelihood: Likelihood = Classification()
     if shards.num_classes is None:
-        likelihood = Regression(net.sigma_eps)
+        unit = shards.preprocessing.target.deviation if shards.preprocessing else 1.0
+        likelihood = Regression(net.sigma_eps and net.sigma_eps / unit, unit)
         module = module if net.sigma_eps is not None else WithNoise(module)
     return Model(Net(module), likelihood, method.pixels)
 
@@ -244,7 +325,8 @@ def build_federation(
 ) -> Federation:
     """A federation at round 0; the model is the experiment's unless another is given."""
     model = model or build_model(experiment.net, shards, experiment.method)
-    make = partial(Federation, shards, model, experiment.method, experiment.training, seeds, experiment.net.init)
+    init = fit_net(experiment.net, shards, experiment.method).init
+    make = partial(Federation, shards, model, experiment.method, experiment.training, seeds, init)
     if plan is not None:
         return make(plan, clients_file)
     choose = partial(plan_for, model, experiment.method, experiment.training, len(shards.train), len(seeds), device)

@@ -40,9 +40,12 @@ class Regression:
 
     With a known sigma_eps the outputs are the means (n, d). With sigma_eps = None the noise is learned: outputs
     (n, d + 1) carry, in their last column, the rho of sigma_eps = softplus(rho), which `nets.WithNoise` appends.
+
+    unit: what targets were divided by before training; scores are told in what they were before.
     """
 
     sigma_eps: float | None = None
+    unit: float = 1.0
 
     task = "regression"
 

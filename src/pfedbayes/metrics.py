@@ -92,14 +92,16 @@ def mutual_information(outputs: Tensor) -> Tensor:
 
 def regression_scores(likelihood: Regression, outputs: Tensor, y: Tensor) -> Tensor:
     """RMSE of the predictive mean, NLL of the mixture of the K predictions, and the share (in percent) of targets
-    inside the central 90 % interval of the Gaussian with the mixture's mean and variance."""
+    inside the central 90 % interval of the Gaussian with the mixture's mean and variance; the first two in the units
+    that targets had before they were divided by `likelihood.unit`."""
     means, noise = likelihood.mean_and_noise(outputs)
     mean = means.mean(-3)
     deviation = (noise.square() + (means - mean.unsqueeze(-3)).square()).mean(-3).sqrt()
     log_density = torch.logsumexp(-likelihood.nll(outputs, y.unsqueeze(-3)), dim=-2) - math.log(outputs.shape[-3])
     inside = erf((y - mean).abs() / (deviation * math.sqrt(2))) <= 0.9
     rmse = (y - mean).square().mean((-2, -1)).sqrt()
-    return torch.stack([rmse, -log_density.mean(-1), 100 * inside.to(rmse.dtype).mean((-2, -1))], dim=-1)
+    nll = y.shape[-1] * math.log(likelihood.unit) - log_density.mean(-1)
+    return torch.stack([likelihood.unit * rmse, nll, 100 * inside.to(rmse.dtype).mean((-2, -1))], dim=-1)
 
 
 def scores(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:

@@ -241,6 +241,19 @@ def vgg(
     return nn.Sequential(*layers, mlp(head_sizes))
 
 
+def cnn(shape: Sequence[int], outputs: int) -> nn.Module:
+    """A small network for images of any shape (C, H, W): 3 x 3 convolutions, ReLU and 2 x 2 pooling, with the channels
+    of the VGG, until fewer than 8 pixels are left on a side; then one linear layer."""
+    channels, height, width = shape
+    layers: list[nn.Module] = []
+    for more in VGG_CHANNELS:
+        if min(height, width) < 8:
+            break
+        layers += [nn.Conv2d(channels, more, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        channels, height, width = more, height // 2, width // 2
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * width, outputs))
+
+
 class WithNoise(nn.Module):
     """A regression module with one learned output more: the rho of the noise sigma_eps, the same for every input."""
 

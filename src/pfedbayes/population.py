@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pfedbayes.errors import UserError
+from pfedbayes.memory import host_memory
 from pfedbayes.methods.base import State
 from pfedbayes.trees import leaves, named_leaves, pick, stack, tree_map
 
@@ -343,11 +344,3 @@ def choose_resting(state_bytes: int, clients: int, all_train: bool, device: torc
     if total <= SMALL_SHARE * on_device:
         return "device"
     return "host" if total <= HOST_SHARE * memory else "file"
-
-
-def host_memory() -> int:
-    """Bytes of memory that this process may hope for."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with contextlib.suppress(OSError, ValueError):  # "max", or no such file: no limit
-        return min(physical, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return physical

@@ -4,6 +4,7 @@
     run.json           format, versions, commit, hardware, execution plan, clients
     rounds.jsonl       one line per evaluated round, append-only
     state.safetensors  the last checkpoint, with its round and the length of the log at that moment
+    preprocessing.json how inputs and targets were made from one's own data
     clients.bin        the states that a checkpoint refers to, where clients rest in a file
     summary.json       the result, once the run is finished
     report.html        the page for people
@@ -40,6 +41,8 @@ FORMAT = 1
 CONFIG, INFO, LOG, STATE, CLIENTS, SUMMARY, REPORT = (
     "config.toml", "run.json", "rounds.jsonl", "state.safetensors", "clients.bin", "summary.json", "report.html",
 )  # fmt: skip
+PREPROCESSING = "preprocessing.json"
+BEST = "best."  # begins the names of the tensors of the best round, where one is kept
 
 
 @dataclass(frozen=True)
@@ -54,13 +57,24 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Best:
+    """The round with the least loss on validation data, and the tensors of the federation after it."""
+
+    round: int
+    loss: float
+    tensors: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
 class Checkpoint:
-    """Tensors of a federation after `round` rounds and `seconds` of work; `log_bytes` of the log belong to it."""
+    """Tensors of a federation after `round` rounds and `seconds` of work; `log_bytes` of the log belong to it. best:
+    with early stopping, what is kept."""
 
     round: int
     seconds: float
     log_bytes: int
     tensors: dict[str, Tensor]
+    best: Best | None = None
 
 
 def read(folder: Path) -> Run:
@@ -91,7 +105,11 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
         with safe_open(path, framework="pt") as file:
             meta = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return Checkpoint(int(meta["round"]), float(meta["seconds"]), int(meta["log_bytes"]), tensors)
+        best = None
+        if "best_round" in meta:
+            kept = {name.removeprefix(BEST): tensors.pop(name) for name in list(tensors) if name.startswith(BEST)}
+            best = Best(int(meta["best_round"]), float(meta["best_loss"]), kept)
+        return Checkpoint(int(meta["round"]), float(meta["seconds"]), int(meta["log_bytes"]), tensors, best)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error}): start the run again in a new folder") from None
 
@@ -131,12 +149,15 @@ class Writer:
         with writing(self.folder), (self.folder / LOG).open("a") as file:
             file.truncate(log_bytes)
 
-    def checkpoint(self, tensors: dict[str, Tensor], round: int, seconds: float) -> None:
-        """Save the state after a round, together with the length of the log."""
+    def checkpoint(self, tensors: dict[str, Tensor], round: int, seconds: float, best: Best | None = None) -> None:
+        """Save the state after a round, together with the length of the log and the best round so far."""
         path = self.folder / LOG
         with writing(self.folder), path.open("a") as file:
             os.fsync(file.fileno())
         meta = {"round": str(round), "seconds": repr(seconds), "log_bytes": str(path.stat().st_size)}
+        if best:
+            meta |= {"best_round": str(best.round), "best_loss": repr(best.loss)}
+            tensors = tensors | {BEST + name: tensor for name, tensor in best.tensors.items()}
         self.write(STATE, save({name: tensor.cpu() for name, tensor in tensors.items()}, meta))
 
 

@@ -2,7 +2,9 @@
 
 from pfedbayes.data.batches import positions
 from pfedbayes.data.config import DataConfig
+from pfedbayes.data.own import read_inputs, shards_from_tables
 from pfedbayes.data.partition import load_shards, partition
+from pfedbayes.data.preprocessing import Preprocessing, Summary, combine, summarise
 from pfedbayes.data.shards import Shards
 from pfedbayes.data.sources import Availability, Pool, Progress, available, load
 
@@ -10,11 +12,17 @@ __all__ = [
     "Availability",
     "DataConfig",
     "Pool",
+    "Preprocessing",
     "Progress",
     "Shards",
+    "Summary",
     "available",
+    "combine",
     "load",
     "load_shards",
     "partition",
     "positions",
+    "read_inputs",
+    "shards_from_tables",
+    "summarise",
 ]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
 
-Name = Literal["mnist", "fashion-mnist", "cifar10", "blobs", "regression"]
+Name = Literal["mnist", "fashion-mnist", "cifar10", "blobs", "regression", "files"]
 Size = Literal["small", "medium", "large"]
 Labels = Literal["two-block", "sliding", "random", "dirichlet", "iid"]
 Split = Literal["stratified", "shuffle"]
+Task = Literal["classification", "regression"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,12 @@ PROTOCOLS: dict[Name, Protocol] = {
     "fashion-mnist": DIGITS,
     "cifar10": Protocol(clients=20, block=600, sizes={"small": (25, 475), "medium": (100, 400), "large": (450, 150)}),
 }
+# Settings that count for one kind of data alone.
+OF_FILES = ("path", "target", "client_column", "split_column", "task", "categories", "ignore", "image_size")
+OF_OTHERS = (
+    "size", "clients", "labels", "labels_per_client", "train_per_label", "test_per_label", "examples", "alpha", "split",
+    "features", "classes", "noise", "dir",
+)  # fmt: skip
 SYNTHETIC_CLIENTS = 10
 SYNTHETIC_EXAMPLES = 200
 
@@ -38,7 +46,7 @@ SYNTHETIC_EXAMPLES = 200
 class DataConfig:
     """Which data, and how they are dealt to the clients.
 
-    name: a published set of images, or one of two synthetic sets: "blobs" (classification), "regression".
+    name: a published set of images, one of two synthetic sets, "blobs" (classification) and "regression", or "files".
     labels: which labels a client holds. "two-block", "sliding" and "random" give it labels_per_client of them and
       the same number of images of each; "dirichlet" (with alpha) and "iid" deal out the whole pool.
     How many images, from strongest to weakest: train_per_label with test_per_label; examples, the number per
@@ -47,6 +55,13 @@ class DataConfig:
     validation: the fraction of each client's training data that is held out.
     features, classes and noise (a standard deviation) are for the synthetic sets.
     dir: where to look first for the files of a published set; --data-dir goes before it.
+
+    For "files", one's own data (docs/own_data.md), of the above only test_fraction, validation and seed count, and:
+    path: a file with a client_column, a folder with a file per client, or a folder client/class/image.
+    target: the column to be predicted; task: inferred from it if not given.
+    split_column: says of each row whether it is for "train", "validation" or "test", instead of the two fractions.
+    categories: columns to be taken as categories although they hold numbers; ignore: columns to be left out.
+    image_size: height and width to which images are brought.
     """
 
     name: Name = "mnist"
@@ -66,6 +81,14 @@ class DataConfig:
     classes: int = 10
     noise: float = 0.5
     dir: str | None = None
+    path: str | None = None
+    target: str | None = None
+    client_column: str | None = None
+    split_column: str | None = None
+    task: Task | None = None
+    categories: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    image_size: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         for key, choices in (("name", Name), ("labels", Labels), ("split", Split)):
@@ -87,7 +110,15 @@ class DataConfig:
         _check(0 <= self.noise < math.inf, "noise", self.noise, "0 or more")
         for key in ("test_fraction", "validation"):
             _check(0 <= getattr(self, key) < 1, key, getattr(self, key), "at least 0 and less than 1")
-        self._check_counts()
+        _check(self.task is None or self.task in get_args(Task), "task", self.task, _either(Task))
+        if (self.name == "files") != (self.path is not None):
+            raise ValueError('path (--data) and name = "files" belong together: give both or neither')
+        if self.name != "files" and (given := [key for key in OF_FILES if getattr(self, key)]):
+            raise ValueError(f"{given[0]} is for files of one's own: give their path too (--data)")
+        if self.image_size is not None and min(self.image_size) < 1:
+            raise ValueError(f"image_size = {list(self.image_size)}: must be height and width, at least 1 each")
+        if self.name != "files":
+            self._check_counts()
 
     def _check_counts(self) -> None:
         if (self.train_per_label is None) != (self.test_per_label is None):
@@ -106,6 +137,18 @@ class DataConfig:
                     f"examples = {self.examples_per_client} leaves no training example for each of "
                     f"{self.labels_per_client} labels: give more examples or a smaller test_fraction"
                 )
+
+    def section(self) -> dict[str, Any]:
+        """Plain values, as in a config: those that count for this kind of data."""
+        without = OF_OTHERS if self.name == "files" else OF_FILES
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in without}
+
+    @property
+    def title(self) -> str:
+        """What to call the data."""
+        if self.path is not None:
+            return Path(self.path).stem
+        return " ".join(filter(None, [self.name, self.size]))
 
     @property
     def by_label(self) -> bool:

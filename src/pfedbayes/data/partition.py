@@ -4,50 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import random
-from enum import IntEnum
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedbayes.data.batches import permutations
-from pfedbayes.data.config import SYNTHETIC_EXAMPLES, DataConfig, rounded
+from pfedbayes.data.config import SYNTHETIC_EXAMPLES, DataConfig
+from pfedbayes.data.own import load_own
 from pfedbayes.data.shards import Shards, client_names
 from pfedbayes.data.sources import Pool, Progress, blobs, load, regression
+from pfedbayes.data.splits import Purpose, Rows, held_out
 from pfedbayes.errors import UserError
-
-Rows = NDArray[np.int64]  # row numbers of the pool
 
 FEWEST_EXAMPLES = 2  # of a client: one to train on and one to test on
 
 
-class Purpose(IntEnum):
-    """What a random draw is for. It is part of the draw's key, so that no two purposes share random numbers.
-
-    0 is left to the batch streams.
-    """
-
-    CLASS_ORDER = 1
-    POOL_ORDER = 2
-    CLIENT_LABELS = 3
-    CLIENT_SHARES = 4
-    TRAIN_ORDER = 5
-    TEST_CUT = 6
-    VALIDATION_CUT = 7
-
-    def stream(self, index: int = 0) -> int:
-        """The stream number of this purpose for the class or the client `index`."""
-        return (self << 32) | index
-
-    def order(self, seed: int, size: int, index: int = 0) -> Rows:
-        """A permutation of range(size): (size,)."""
-        return permutations(seed, self.stream(index), size, 0, 1).reshape(-1)
-
-
 def load_shards(config: DataConfig, data_dir: str | Path | None = None, progress: Progress | None = None) -> Shards:
     """The data that a configuration describes: read or made, and dealt to the clients."""
+    if config.name == "files":
+        return load_own(config)
     if config.name == "blobs":
         pool = _enough_blobs(config)
     elif config.name == "regression":
@@ -78,16 +54,13 @@ def partition(pool: Pool, config: DataConfig) -> Shards:
     else:
         train, test = _deal_stratified(pool, client_labels(config, pool.num_classes), config)
 
-    held_out = [
-        _held_out(pool, rows, config.validation, Purpose.VALIDATION_CUT.stream(i), config.seed)
-        for i, rows in enumerate(train)
-    ]
+    train, validation = _cut(pool, train, config.validation, Purpose.VALIDATION_CUT, config.seed)
     return Shards(
         x=pool.x,
         y=pool.y,
-        train=_tensors([rows[~held] for rows, held in zip(train, held_out, strict=True)]),
+        train=_tensors(train),
         test=_tensors(test),
-        validation=_tensors([rows[held] for rows, held in zip(train, held_out, strict=True)]),
+        validation=_tensors(validation),
         names=client_names(config.num_clients),
         num_classes=pool.num_classes,
     )
@@ -216,33 +189,20 @@ def _class_rows(pool: Pool, seed: int) -> list[Rows]:
 
 def _cut_tests(pool: Pool, owned: list[Rows], config: DataConfig) -> tuple[list[Rows], list[Rows]]:
     """Each client's rows cut into train and test by test_fraction."""
-    held_out = [
-        _held_out(pool, rows, config.test_fraction, Purpose.TEST_CUT.stream(i), config.seed)
+    return _cut(pool, owned, config.test_fraction, Purpose.TEST_CUT, config.seed)
+
+
+def _cut(pool: Pool, owned: list[Rows], fraction: float, purpose: Purpose, seed: int) -> tuple[list[Rows], list[Rows]]:
+    """Each client's rows cut into those that it keeps and the fraction that is held out, label by label."""
+    y = None if pool.num_classes is None else pool.y.numpy()
+    masks = [
+        held_out(None if y is None else y[rows], len(rows), fraction, purpose.stream(i), seed)
         for i, rows in enumerate(owned)
     ]
     return (
-        [rows[~held] for rows, held in zip(owned, held_out, strict=True)],
-        [rows[held] for rows, held in zip(owned, held_out, strict=True)],
+        [rows[~held] for rows, held in zip(owned, masks, strict=True)],
+        [rows[held] for rows, held in zip(owned, masks, strict=True)],
     )
-
-
-def _held_out(pool: Pool, rows: Rows, fraction: float, stream: int, seed: int) -> NDArray[np.bool_]:
-    """A mask of `fraction` of the rows, drawn at random within each label and evenly over the labels: (n,).
-
-    Of two rows or more, at least one is held out (unless fraction is 0) and at least one is left.
-    """
-    size = len(rows)
-    mask = np.zeros(size, dtype=np.bool_)
-    if fraction == 0 or size < 2:
-        return mask
-    held = min(max(rounded(fraction * size), 1), size - 1)
-    order, other = permutations(seed, stream, size, 0, 2)
-    if pool.num_classes is not None:
-        order = order[np.argsort(pool.y.numpy()[rows[order]], kind="stable")]
-    # Every (size / held)-th row in the order of labels, from a random start: each label gives its share within one.
-    steps = (np.arange(size + 1) * held + other[0]) // size
-    mask[order[np.diff(steps) > 0]] = True
-    return mask
 
 
 def _tensors(rows: list[Rows]) -> tuple[Tensor, ...]:

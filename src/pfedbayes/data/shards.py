@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from pfedbayes.data.preprocessing import Preprocessing
 from pfedbayes.errors import UserError
 
 Examples = tuple[ArrayLike | Tensor, ArrayLike | Tensor]
@@ -25,7 +27,7 @@ class Shards:
     x: (M, ...) uint8 images or floating-point features; y: (M,) int64 labels or (M, d) floating-point targets.
     train, test, validation: one int64 index vector per client; test and validation vectors may be empty.
     Within a client the three are disjoint; between clients they may overlap if whoever built them wants it.
-    num_classes is None for regression.
+    num_classes is None for regression. preprocessing: how x and y were made from one's own tables or images.
     """
 
     x: Tensor
@@ -35,6 +37,7 @@ class Shards:
     validation: tuple[Tensor, ...]
     names: tuple[str, ...]
     num_classes: int | None
+    preprocessing: Preprocessing | None = None
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
@@ -71,6 +74,32 @@ class Shards:
             raise UserError(f"{name}: indices must lie between 0 and {len(self.x) - 1}, the rows of the pool")
         if len(torch.unique(rows)) < len(rows):
             raise UserError(f"{name} has an example twice: train, test and validation must not overlap")
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """What the labels 0, 1, ... stand for, where that is known."""
+        return self.preprocessing.target.classes if self.preprocessing else None
+
+    def fingerprint(self) -> str:
+        """A checksum of the data and of who holds what."""
+        digest = hashlib.blake2b(repr(self.names).encode(), digest_size=16)
+        for tensor in (self.x, self.y, *self.train, *self.test, *self.validation):
+            digest.update(repr(tuple(tensor.shape)).encode())
+            digest.update(tensor.contiguous().numpy().data)
+        return digest.hexdigest()
+
+    @classmethod
+    def from_datasets(
+        cls,
+        train: Sequence[Any],
+        test: Sequence[Any] | None = None,
+        names: Sequence[str] | None = None,
+        num_classes: int | None = None,
+    ) -> Shards:
+        """As `from_arrays`, from anything that has a length and gives pairs (x, y) by number: a `torch` Dataset, per
+        client."""
+        tests = None if test is None else [_collect(dataset) for dataset in test]
+        return cls.from_arrays([_collect(dataset) for dataset in train], tests, names, num_classes)
 
     @classmethod
     def from_arrays(
@@ -121,6 +150,16 @@ class Shards:
             names=tuple(names),
             num_classes=num_classes,
         )
+
+
+def _collect(dataset: Any) -> Examples:
+    """All examples of a dataset as one pair of arrays."""
+    pairs = [dataset[k] for k in range(len(dataset))]
+    try:
+        x, y = (np.stack([np.asarray(value) for value in values]) for values in zip(*pairs, strict=True))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"a dataset must give pairs (x, y) of one shape ({error}): wrap it in one that does") from None
+    return x, y
 
 
 def client_names(count: int) -> tuple[str, ...]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ class Example:
     """One test example as the page shows it."""
 
     client: str
-    label: int
+    label: str
     image: str | None  # a data URL
     chart: str  # SVG
     verdicts: list[str]
@@ -38,6 +40,7 @@ class Group:
 def groups(run: Run) -> list[Group]:
     """The recorded examples as sure, unsure and wrong, each with its clearest cases first."""
     recorded = [example for example in (run.summary or {}).get("examples") or [] if _answers(example)]
+    names = run.info.get("class_names")
     judged = sorted(((*_verdict_of(example), example) for example in recorded), key=lambda item: item[1])
     right = [(p, example) for guess, p, example in judged if guess == example["label"]]
     wrong = [example for guess, _, example in judged if guess != example["label"]]
@@ -47,7 +50,7 @@ def groups(run: Run) -> list[Group]:
         "Wrong": wrong[::-1],
     }
     return [
-        Group(title, [_example(one) for one in members[:_PER_GROUP]], max(0, len(members) - _PER_GROUP))
+        Group(title, [_example(one, names) for one in members[:_PER_GROUP]], max(0, len(members) - _PER_GROUP))
         for title, members in members_of.items()
         if members
     ]
@@ -69,17 +72,18 @@ def _top(answer: dict[str, Any]) -> tuple[int, float]:
     return int(probabilities.argmax()), float(probabilities.max())
 
 
-def _example(example: dict[str, Any]) -> Example:
+def _example(example: dict[str, Any], names: Sequence[str] | None) -> Example:
     answers, client, label = _answers(example), str(example["client"]), example["label"]
-    verdicts = [_words(model, answer) for model, answer in answers.items()]
+    called = partial(_called, names)
+    verdicts = [_words(model, answer, called) for model, answer in answers.items()]
     probabilities = np.array([answer["probabilities"] for answer in answers.values()], dtype=np.float64)
     spreads = np.array([answer["spread"] for answer in answers.values()], dtype=np.float64)
     chart = charts.bar_chart(
-        f"Class probabilities for a test example of {client}, true label {label}",
+        f"Class probabilities for a test example of {client}, true label {called(label)}",
         {model: STYLE[model] for model in answers},
         [
             charts.Group(
-                label=f"✓ {k}" if k == label else str(k),
+                label=f"✓ {called(k)}" if k == label else called(k),
                 values=probabilities[:, k].tolist(),
                 spreads=spreads[:, k].tolist(),
                 strong=k == label,
@@ -91,7 +95,7 @@ def _example(example: dict[str, Any]) -> Example:
         end=1,
         compact=True,
     )
-    return Example(client, label, _data_url(example.get("image")), chart, verdicts)
+    return Example(client, called(label), _data_url(example.get("image")), chart, verdicts)
 
 
 def _shown_classes(probabilities: np.ndarray[Any, Any], label: int) -> list[int]:
@@ -101,14 +105,18 @@ def _shown_classes(probabilities: np.ndarray[Any, Any], label: int) -> list[int]
     return sorted([label, *others[: _MOST_CLASSES - 1]])
 
 
-def _words(model: str, answer: dict[str, Any]) -> str:
+def _called(names: Sequence[str] | None, label: int) -> str:
+    return names[label] if names else str(label)
+
+
+def _words(model: str, answer: dict[str, Any], called: Callable[[int], str]) -> str:
     guess, probability = _top(answer)
     doubts = [
         f"{key.replace('_', ' ')} {answer[key]:.2f}"
         for key in ("entropy", "mutual_information")
         if answer.get(key) is not None
     ]
-    return ", ".join([f"{model} says {guess} ({probability:.0%})", *doubts])
+    return ", ".join([f"{model} says {called(guess)} ({probability:.0%})", *doubts])
 
 
 def _data_url(image: dict[str, Any] | None) -> str | None:

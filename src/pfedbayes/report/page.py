@@ -24,6 +24,7 @@ _DASHES = ("", "2 3", "8 4", "10 3 2 3")
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _MOST_BARS = 20  # clients that a bar chart still labels legibly
 _MOST_DOTS = 500  # clients that a chart of dots still keeps apart
+_MOST_NAMES = 6  # of classes that a cell lists
 _MOST_ROWS = 200  # clients that a table lists
 
 
@@ -155,6 +156,8 @@ def _curve_metrics(names: Sequence[str]) -> list[str]:
 
 def _data_title(run: Run) -> str:
     data = run.config["data"]
+    if "path" in data:
+        return Path(data["path"]).stem
     return " ".join(filter(None, [data["name"], data.get("size")]))
 
 
@@ -254,7 +257,7 @@ def _comparison_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
                         f"{cell} ★" if leaders.get(name) == i else cell
                         for name, cell in zip(names, _cells(row.mean, names), strict=True)
                     ]
-                    rounds = str(tables.evaluated(run)[-1]["round"])
+                    rounds = str(tables.final(run)["round"])
                     seconds = f"{run.summary['seconds']:.1f}" if run.summary else "unfinished"
                     lines.append((labels[i], [*means, *_cells(row.worst, names[:1]), rounds, seconds]))
         if lines:
@@ -338,8 +341,14 @@ def _best_rounds(run: Run, name: str) -> str:
 
 
 def _client_labels(run: Run, client: int) -> str:
-    labels = run.info["labels"]
-    return " ".join(str(label) for label in labels[client]) if labels else ""
+    labels, names = run.info["labels"], run.info.get("class_names")
+    if not labels:
+        return ""
+    own = labels[client]
+    if not names:
+        return " ".join(str(label) for label in own)
+    more = [f"… ({len(own)} of {len(names)})"] if len(own) > _MOST_NAMES else []
+    return ", ".join([*(names[label] for label in own[:_MOST_NAMES]), *more])
 
 
 def _spread(estimates: Sequence[Estimate], most: int) -> list[int]:
@@ -356,13 +365,14 @@ def _clients_figure(run: Run, name: str) -> Figure:
     metric, shown, info = tables.metric(name), tables.models(run), run.info
     by_model = [tables.per_client(run, model, name) for model in shown]
     groups = []
+    with_labels = info["labels"] and not info.get("class_names")  # names are too long for it
     for i in _spread(by_model[0], _MOST_DOTS):
         sizes = f"{info['train_sizes'][i]:,} / {info['test_sizes'][i]:,}"
         group = charts.Group(
             label=str(info["clients"][i]),
             values=[estimates[i].value for estimates in by_model],
             spreads=[estimates[i].std or 0.0 for estimates in by_model],
-            note=" · ".join(part for part in (_client_labels(run, i), sizes) if part),
+            note=" · ".join([_client_labels(run, i), sizes] if with_labels else [sizes]),
         )
         groups.append(group)
     title, series = f"{metric.label} of each client", {_TITLE[model].lower(): tables.STYLE[model] for model in shown}
@@ -375,7 +385,7 @@ def _clients_figure(run: Run, name: str) -> Figure:
         return Figure(title, svg, caption)
     end = 100 if metric.unit == "%" else None
     svg = charts.bar_chart(title, series, groups, value_label=_axis(name), description=description, end=end)
-    labels = "its labels, then " if info["labels"] else ""
+    labels = "its labels, then " if with_labels else ""
     whiskers = " Whiskers: ± one standard deviation over seeds." if len(info["seeds"]) > 1 else ""
     return Figure(title, svg, f"Under each name: {labels}its training / {tables.split(run)} examples.{whiskers}")
 
@@ -421,11 +431,13 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     facts = {
         "pfedbayes": info["version"],
         "commit": info["commit"],
+        "data": info.get("data"),
         "seeds": ", ".join(str(seed) for seed in info["seeds"]),
         "clients": f"{info.get('num_clients', len(info['clients'])):,}",
         "clients scored": f"{len(info['clients']):,}, with {sizes}",
         "parameters": f"{info['num_params']:,}",
         "rounds": run.summary and run.summary["rounds"],
+        "round kept": run.summary and run.summary.get("kept_round"),
         "seconds": run.summary and f"{run.summary['seconds']:.1f}",
         **info["hardware"],
         **{f"plan: {key}": value for key, value in info["plan"].items()},

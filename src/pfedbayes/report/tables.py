@@ -37,7 +37,7 @@ METRICS = {
     "nll": Metric("NLL", "mean negative log-likelihood of the truth"),
     "brier": Metric("Brier score", "squared distance between probabilities and truth, 0 to 2"),
     "ece": Metric("ECE", "mean gap between confidence and accuracy, in 15 bins"),
-    "rmse": Metric("RMSE", "root of the mean squared error"),
+    "rmse": Metric("RMSE", "root of the mean squared error, in the units of the target"),
     "coverage": Metric(
         "Coverage",
         "share of targets inside the predicted central 90 % interval",
@@ -110,15 +110,21 @@ def evaluated(run: Run) -> list[dict[str, Any]]:
     return [record for record in run.rounds if any(record.get(model) for model in MODELS)]
 
 
-def models(run: Run) -> list[str]:
-    """The models that the last evaluated round has numbers for."""
+def final(run: Run) -> dict[str, Any]:
+    """The evaluated round whose models are kept: the last one or, with early stopping, the best on validation data."""
     records = evaluated(run)
-    return [model for model in MODELS if records and records[-1].get(model)]
+    kept = (run.summary or {}).get("kept_round")
+    return next((record for record in records if record["round"] == kept), records[-1])
+
+
+def models(run: Run) -> list[str]:
+    """The models that the final round has numbers for."""
+    return [model for model in MODELS if evaluated(run) and final(run).get(model)]
 
 
 def estimators(run: Run, model: str) -> list[str]:
     """The estimators of a model, the one that headlines use first."""
-    names = list(evaluated(run)[-1][model])
+    names = list(final(run)[model])
     wanted = run.summary["estimator"] if run.summary else None
     # While there is no summary: averaged samples, if the method samples at all.
     return sorted(names, key=lambda name: (name != wanted, not name.startswith("mc")))
@@ -128,17 +134,17 @@ def metric_names(run: Run) -> list[str]:
     """The metrics of a run in the order of its log."""
     names: dict[str, None] = {}
     for model in models(run):
-        names |= dict.fromkeys(evaluated(run)[-1][model][estimators(run, model)[0]])
+        names |= dict.fromkeys(final(run)[model][estimators(run, model)[0]])
     return list(names)
 
 
 def headline(run: Run) -> list[Row]:
-    """One row per model, at the last evaluated round, with the estimator that the run recommends."""
+    """One row per model, at the final round, with the estimator that the run recommends."""
     return [_row(run, model, estimators(run, model)[0]) for model in models(run)]
 
 
 def every_estimator(run: Run) -> list[Row]:
-    """One row per model and estimator, at the last evaluated round."""
+    """One row per model and estimator, at the final round."""
     return [_row(run, model, estimator) for model in models(run) for estimator in estimators(run, model)]
 
 
@@ -209,8 +215,8 @@ def by_seed(run: Run, records: Sequence[dict[str, Any]], model: str, estimator: 
 
 
 def per_client(run: Run, model: str, name: str) -> list[Estimate]:
-    """A metric of every client at the last evaluated round, by the headline estimator."""
-    values = numbers(evaluated(run)[-1][model][estimators(run, model)[0]][name])
+    """A metric of every client at the final round, by the headline estimator."""
+    values = numbers(final(run)[model][estimators(run, model)[0]][name])
     return [over_seeds(values[:, client]) for client in range(values.shape[1])]
 
 
@@ -257,7 +263,7 @@ def _gaps(bins: dict[str, Any]) -> Floats:
 
 
 def _row(run: Run, model: str, estimator: str) -> Row:
-    log = evaluated(run)[-1][model][estimator]
+    log = final(run)[model][estimator]
     sizes = _sizes(run)
     values = {name: numbers(logged) for name, logged in log.items()}
     return Row(

@@ -23,7 +23,16 @@ def lead(run: Run) -> list[str]:
     sentences = [_how_good(run, name, rows), _who_is_worst(run, name, rows)]
     if all("ece" in row.mean for row in rows):
         sentences.append(_how_calibrated(run, rows))
-    return sentences
+    return sentences + stopping(run)
+
+
+def stopping(run: Run) -> list[str]:
+    """A sentence on early stopping, where it changed something."""
+    summary = run.summary or {}
+    trained, kept = summary.get("rounds"), summary.get("kept_round")
+    if trained is None or kept is None or kept == trained:
+        return []
+    return [f"The models of round {kept} are kept, the best on validation data of the {trained} rounds trained."]
 
 
 def compare(labels: Sequence[str], runs: Sequence[Run]) -> list[str]:
@@ -54,7 +63,7 @@ def calibration(ece: float) -> str:
 
 def _how_good(run: Run, name: str, rows: Sequence[Row]) -> str:
     numbers = " and ".join(f"{amount(name, row.mean[name])} for the {_TITLE[row.model]}" for row in rows)
-    last = tables.evaluated(run)[-1]["round"]
+    last = tables.final(run)["round"]
     start = f"After {last} rounds the mean {_label(name)} over clients is {numbers}"
     if len(rows) < 2:
         return f"{start}."

@@ -1,0 +1,54 @@
+"""Cutting the rows of a client into those to train on and those that are held out."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfedbayes.data.batches import permutations
+from pfedbayes.data.config import rounded
+
+Rows = NDArray[np.int64]  # row numbers of a pool
+
+
+class Purpose(IntEnum):
+    """What a random draw is for. It is part of the draw's key, so that no two purposes share random numbers.
+
+    0 is left to the batch streams.
+    """
+
+    CLASS_ORDER = 1
+    POOL_ORDER = 2
+    CLIENT_LABELS = 3
+    CLIENT_SHARES = 4
+    TRAIN_ORDER = 5
+    TEST_CUT = 6
+    VALIDATION_CUT = 7
+
+    def stream(self, index: int = 0) -> int:
+        """The stream number of this purpose for the class or the client `index`."""
+        return (self << 32) | index
+
+    def order(self, seed: int, size: int, index: int = 0) -> Rows:
+        """A permutation of range(size): (size,)."""
+        return permutations(seed, self.stream(index), size, 0, 1).reshape(-1)
+
+
+def held_out(labels: Rows | None, size: int, fraction: float, stream: int, seed: int) -> NDArray[np.bool_]:
+    """A mask of `fraction` of `size` rows, drawn at random within each label (n,) and evenly over the labels: (n,).
+
+    Of two rows or more, at least one is held out (unless fraction is 0) and at least one is left.
+    """
+    mask = np.zeros(size, dtype=np.bool_)
+    if fraction == 0 or size < 2:
+        return mask
+    held = min(max(rounded(fraction * size), 1), size - 1)
+    order, other = permutations(seed, stream, size, 0, 2)
+    if labels is not None:
+        order = order[np.argsort(labels[order], kind="stable")]
+    # Every (size / held)-th row in the order of labels, from a random start: each label gives its share within one.
+    steps = (np.arange(size + 1) * held + other[0]) // size
+    mask[order[np.diff(steps) > 0]] = True
+    return mask
