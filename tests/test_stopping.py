@@ -145,6 +145,8 @@ def test_a_loss_that_is_no_number_is_never_the_best(monkeypatch):
 def test_what_it_needs_is_said():
     with pytest.raises(UserError, match=r"data\.validation is 0"):
         load(None, ["training.patience=5"])
+    with pytest.raises(UserError, match="average_every"):
+        load(None, ["training.patience=5", "data.validation=0.2", "evaluation.average_every=2"])
     with pytest.raises(UserError, match="patience must be at least 1"):
         load(None, ["training.patience=0", "data.validation=0.2"])
     with pytest.raises(UserError, match="no client has validation data"):

@@ -253,6 +253,10 @@ def resolve(sections: Mapping[str, Any], changes: Sequence[Change] = ()) -> Expe
             "training.patience stops on validation data, and data.validation is 0: hold out a fraction of the training "
             "data, or leave patience out"
         )
+    if training.patience is not None and evaluation.average_every > 1:
+        raise UserError(
+            "training.patience may keep a round that evaluation.average_every has left without its score: set one of them"
+        )
     if data.name != "files":
         image_net = "vgg" if data.name == "cifar10" else "mlp"
         net = _settle(net, method, image_net, (100,))
