@@ -255,7 +255,7 @@ def resolve(sections: Mapping[str, Any], changes: Sequence[Change] = ()) -> Expe
         )
     if training.patience is not None and evaluation.average_every > 1:
         raise UserError(
-            "training.patience may keep a round that evaluation.average_every has left without its score: set one of them"
+            "training.patience may keep a round that evaluation.average_every has left without its score: set one"
         )
     if data.name != "files":
         image_net = "vgg" if data.name == "cifar10" else "mlp"
