@@ -36,6 +36,7 @@ class Purpose(IntEnum):
     TRAIN_ORDER = 5
     TEST_CUT = 6
     VALIDATION_CUT = 7
+    CERTIFY_CUT = 8
 
     def stream(self, index: int = 0) -> int:
         """The stream number of this purpose for the class or the client `index`."""
@@ -78,18 +79,17 @@ def partition(pool: Pool, config: DataConfig) -> Shards:
     else:
         train, test = _deal_stratified(pool, client_labels(config, pool.num_classes), config)
 
-    held_out = [
-        _held_out(pool, rows, config.validation, Purpose.VALIDATION_CUT.stream(i), config.seed)
-        for i, rows in enumerate(train)
-    ]
+    train, validation = _cut(pool, train, config.validation, Purpose.VALIDATION_CUT, config.seed)
+    train, certify = _cut(pool, train, config.certify, Purpose.CERTIFY_CUT, config.seed)
     return Shards(
         x=pool.x,
         y=pool.y,
-        train=_tensors([rows[~held] for rows, held in zip(train, held_out, strict=True)]),
+        train=_tensors(train),
         test=_tensors(test),
-        validation=_tensors([rows[held] for rows, held in zip(train, held_out, strict=True)]),
+        validation=_tensors(validation),
         names=client_names(config.num_clients),
         num_classes=pool.num_classes,
+        certify=_tensors(certify) if config.certify else (),
     )
 
 
@@ -216,10 +216,12 @@ def _class_rows(pool: Pool, seed: int) -> list[Rows]:
 
 def _cut_tests(pool: Pool, owned: list[Rows], config: DataConfig) -> tuple[list[Rows], list[Rows]]:
     """Each client's rows cut into train and test by test_fraction."""
-    held_out = [
-        _held_out(pool, rows, config.test_fraction, Purpose.TEST_CUT.stream(i), config.seed)
-        for i, rows in enumerate(owned)
-    ]
+    return _cut(pool, owned, config.test_fraction, Purpose.TEST_CUT, config.seed)
+
+
+def _cut(pool: Pool, owned: list[Rows], fraction: float, purpose: Purpose, seed: int) -> tuple[list[Rows], list[Rows]]:
+    """Each client's rows in two: what is left, and what is held out."""
+    held_out = [_held_out(pool, rows, fraction, purpose.stream(i), seed) for i, rows in enumerate(owned)]
     return (
         [rows[~held] for rows, held in zip(owned, held_out, strict=True)],
         [rows[held] for rows, held in zip(owned, held_out, strict=True)],

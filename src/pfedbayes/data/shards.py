@@ -25,7 +25,8 @@ class Shards:
     x: (M, ...) uint8 images or floating-point features; y: (M,) int64 labels or (M, d) floating-point targets.
     train, test, validation: one int64 index vector per client; test and validation vectors may be empty.
     Within a client the three are disjoint; between clients they may overlap if whoever built them wants it.
-    num_classes is None for regression.
+    num_classes is None for regression. certify: rows that are kept from the federation, so that a certificate can be
+    based on them; none if it is left out.
     """
 
     x: Tensor
@@ -35,6 +36,7 @@ class Shards:
     validation: tuple[Tensor, ...]
     names: tuple[str, ...]
     num_classes: int | None
+    certify: tuple[Tensor, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
@@ -45,7 +47,12 @@ class Shards:
                 f"{len(self.train)} train, {len(self.test)} test and {len(self.validation)} validation vectors for "
                 f"{len(self.names)} names: give one of each for every client, and at least one client"
             )
-        for name, *indices in zip(self.names, self.train, self.test, self.validation, strict=True):
+        if self.certify and len(self.certify) != len(self.names):
+            raise UserError(
+                f"{len(self.certify)} certify vectors for {len(self.names)} names: give one for every client"
+            )
+        parts = [part for part in (self.train, self.test, self.validation, self.certify) if part]
+        for name, *indices in zip(self.names, *parts, strict=True):
             self._check_indices(name, indices)
 
     def _check_targets(self) -> None:
@@ -70,7 +77,7 @@ class Shards:
         if not 0 <= int(rows.min()) <= int(rows.max()) < len(self.x):
             raise UserError(f"{name}: indices must lie between 0 and {len(self.x) - 1}, the rows of the pool")
         if len(torch.unique(rows)) < len(rows):
-            raise UserError(f"{name} has an example twice: train, test and validation must not overlap")
+            raise UserError(f"{name} has an example twice: its parts must not overlap")
 
     @classmethod
     def from_arrays(
