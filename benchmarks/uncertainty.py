@@ -3,8 +3,8 @@
     python -m benchmarks.uncertainty [--device cuda] [--rounds 60] [--seeds 1] [--data-dir DIR]
 
 MNIST and Fashion-MNIST, small and medium. Trains what is missing into run folders under --runs, measures it, writes
-the figures to OUT.json after every run and the tables to OUT.md. Stopped, it goes on where it was; a set whose files are
-not on this machine is left out and named. Other settings start anew, where --out and --runs are others too.
+the figures to OUT.json after every run and the tables to OUT.md. Stopped, it goes on where it was; a set whose files
+are not on this machine is left out and named. For other settings give other --runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pfedbayes.execution import execute, load
 from pfedbayes.experiment import load as load_experiment
 
 SETS, SIZES = ("mnist", "fashion-mnist"), ("small", "medium")
-# One setting for all cells. FedAvg and Local get a rate at which they are strong after few rounds, ten times the paper's.
+# One setting for all cells. FedAvg and Local get ten times the paper's rate, with which they are strong after few rounds.
 METHODS = {
     "pfedbayes": ("pFedBayes", ["method.zeta=1.0"]),
     "fedavg": ("FedAvg", ["method.eta=0.1"]),
@@ -31,14 +31,18 @@ VALIDATION = 0.2
 PAGE = """# Uncertainty
 
 Written by `python -m benchmarks.uncertainty` from the figures in the JSON file beside it; do not edit. Ten clients with
-five labels each (two-block split), a fifth of their training data held out for temperatures, conformal sets and abstention.
-{settings}. Means over clients and seeds; pFedBayes by ten draws.
+five labels each (two-block split), a fifth of their training data held out for temperatures, conformal sets and
+abstention. Means over clients and seeds; pFedBayes by ten draws.
+
+{settings}
 
 - scaled: by a temperature fitted on validation data, a client's own for personal models, one for all for shared ones.
 - by MI: strange inputs told by the disagreement of the draws (mutual information) instead of the confidence.
-- unseen labels: {unseen}. What a personal model does here nobody trained it for; a shared model has seen these labels
-  at other clients, so for it 0.5 is no fault.
-- other set: {other}. rotated: {rotated}. noisy: {noisy}.
+- unseen labels: {unseen}.
+  A shared model has seen them, at other clients: for it 0.5 is no fault.
+- other set: {other}.
+- rotated: {rotated}.
+- noisy: {noisy}.
 - sets: 90 % conformal sets (LAC), calibrated per client. answered: share of examples answered at a promised error of at
   most 1 %, calibrated on all clients' validation data together; 0 where these cannot show it.
 
@@ -85,7 +89,7 @@ def measure(args: argparse.Namespace, name: str, size: str, method: str) -> dict
 def render(measured: dict[str, Any]) -> str:
     """The page, from the figures alone."""
     settings = sorted({_circumstances(cell) for cell in measured.values()})
-    parts = [PAGE.format(settings="; ".join(settings), **honesty.NAMES)]
+    parts = [PAGE.format(settings="\n".join(f"- {each}" for each in settings), **honesty.NAMES)]
     for name in SETS:
         for size in SIZES:
             cells = {method: measured.get(f"{name}-{size}-{method}") for method in METHODS}

@@ -39,10 +39,11 @@ MOST_STRANGE = 1000  # strange examples of a kind per client: enough for an AURO
 NOISE = 0.5  # standard deviation of the noise, as a share of the range of a pixel or of a feature's own deviation
 ALPHA, TARGET = 0.1, 0.01  # of the conformal sets, and of abstention
 NAMES = {
-    "unseen": "labels that the client has never trained on, from the other clients' test data",
-    "other": "images of the other set: Fashion-MNIST for MNIST, MNIST for Fashion-MNIST",
+    "unseen": "test examples of other clients whose labels the client has never trained on",
+    "other": "test images of Fashion-MNIST for MNIST, and of MNIST for Fashion-MNIST",
     "rotated": "the client's own test images, turned by 90 degrees",
-    "noisy": f"the client's own test data with Gaussian noise of {NOISE:g} times their range (features: deviation)",
+    "noisy": f"the client's own test data with Gaussian noise, {NOISE:g} times the range of a pixel or the deviation of "
+    "a feature",
 }
 
 # What tables show of a figure: heading with an arrow towards the better, and decimals.
@@ -256,8 +257,8 @@ def mean_rows(rows: list[list[Row]]) -> Row:
 
 
 def table_rows(assessed: dict[str, dict[str, list[list[Row]]]], columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
-    """The rows of a table: every model as it is; by MI, the disagreement of its draws, where it draws; and scaled by its
-    temperature. Those only that have something to show in these columns."""
+    """The rows of a table: every model as it is; by MI, the disagreement of its draws, where it draws; and scaled by
+    its temperature. Those only that have something to show in these columns."""
     for which, ways in assessed.items():
         for way, rows in ways.items():
             mean = mean_rows(rows)
