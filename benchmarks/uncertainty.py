@@ -21,7 +21,7 @@ from pfedbayes.execution import execute, load
 from pfedbayes.experiment import load as load_experiment
 
 SETS, SIZES = ("mnist", "fashion-mnist"), ("small", "medium")
-# One setting for all cells. FedAvg and Local get ten times the paper's rate, with which they are strong after few rounds.
+# One setting for all cells. FedAvg and Local get ten times the paper's rate: with it they are strong after few rounds.
 METHODS = {
     "pfedbayes": ("pFedBayes", ["method.zeta=1.0"]),
     "fedavg": ("FedAvg", ["method.eta=0.1"]),

@@ -42,8 +42,7 @@ NAMES = {
     "unseen": "test examples of other clients whose labels the client has never trained on",
     "other": "test images of Fashion-MNIST for MNIST, and of MNIST for Fashion-MNIST",
     "rotated": "the client's own test images, turned by 90 degrees",
-    "noisy": f"the client's own test data with Gaussian noise, {NOISE:g} times the range of a pixel or the deviation of "
-    "a feature",
+    "noisy": f"the client's own test data with Gaussian noise, {NOISE:g} of a pixel's range or a feature's deviation",
 }
 
 # What tables show of a figure: heading with an arrow towards the better, and decimals.
