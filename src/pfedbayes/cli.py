@@ -236,9 +236,9 @@ def certify(
         return
     table = Table(title=f"Error of the certified models in %; each bound holds with probability {1 - delta:g}")
     for heading in ("client", "seed", "bound", "Gibbs", "averaged", "hold-out", "examples", "draws", "KL"):
-        table.add_column(heading, justify="left" if heading == "client" else "right")
+        table.add_column(heading, justify="left" if heading == "client" else "right", no_wrap=True)
     for one in certificates:
-        shown = f"{100 * one.bound:.1f}" + (" (vacuous)" if one.vacuous else "")
+        shown = ("vacuous " if one.vacuous else "") + f"{100 * one.bound:.1f}"
         test = (f"{100 * one.test.gibbs:.1f}", f"{100 * one.test.mc:.1f}") if one.test else ("–", "–")
         size = str(one.certified.size)
         table.add_row(

@@ -48,7 +48,7 @@ def growth(run: Run) -> list[Figure]:
     """The doubt of every client by round, as in the paper's Figure 3, and of it the part that comes from the model."""
     shown = tables.models(run)
     figures = []
-    for name in DOUBTS[run.info["task"]] if shown else ():
+    for name in DOUBTS[run.info["task"]][: 1 + _draws(run)] if shown else ():
         metric, title = tables.metric(name), f"{tables.metric(name).label} by round"
         series = _client_lines(run, shown[0], name)
         for model in shown:
@@ -63,13 +63,18 @@ def growth(run: Run) -> list[Figure]:
                         style=tables.STYLE[model],
                     )
                 )
-        if not series or (name == DOUBTS[run.info["task"]][1] and not run.info["method"]["stochastic"]):
+        if not series:
             continue
         y_label = f"{metric.label}, {metric.unit}" if metric.unit else metric.label
         description = f"{metric.label} of single clients and on average, over the rounds."
         svg = charts.line_chart(title, series, x_label="round", y_label=y_label, description=description)
         figures.append(Figure(title, svg, f"Thin: single clients, {shown[0]}. {metric.label}: {metric.meaning}."))
     return figures
+
+
+def _draws(run: Run) -> bool:
+    """Whether the headlines come from several draws, which alone can disagree."""
+    return tables.estimators(run, tables.models(run)[0])[0].startswith("mc")
 
 
 def _client_lines(run: Run, model: str, name: str) -> list[Series]:
@@ -107,7 +112,7 @@ def who_and_why(run: Run) -> list[str]:
     for i in unsure[:_MOST_SENTENCES]:
         amount = f"{label} {total[i]:.2f} {unit}".strip()
         share = part[i] / total[i] if total_name == "entropy" else (part[i] / total[i]) ** 2  # variances add up
-        reasons = [*_reasons(run, i), *_kind(share if run.info["method"]["stochastic"] else math.nan)]
+        reasons = [*_reasons(run, i), *_kind(share if _draws(run) else math.nan)]
         why = "; ".join(reasons) or "nothing that the run records explains it"
         sentences.append(f"{run.info['clients'][i]} is unsure ({amount}, the median is {median:.2f}): {why}.")
     if len(unsure) > _MOST_SENTENCES:
