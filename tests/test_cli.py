@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 from pfedbayes import runs
-from pfedbayes.cli import app
 from pfedbayes.execution import execute
 from pfedbayes.experiment import load as load_experiment
 
@@ -241,29 +239,19 @@ def test_progress_shows_what_the_table_will_show(tmp_path):
     assert abs(plain - accuracy) > 0.01
 
 
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    """A run that has kept examples back."""
+def test_certify_and_uncertainty_print_tables(tmp_path):
     settings = [text for text in SMALL if text != "--set"]
-    folder = tmp_path_factory.mktemp("certified") / "kept"
-    list(execute(load_experiment(None, [*settings, "data.certify=0.5", "data.validation=0.2"]), folder, [1], "cpu"))
-    return str(folder)
-
-
-def test_certify_and_uncertainty_print_tables_and_json(kept):
-    def printed(*arguments):
-        done = CliRunner().invoke(app, [*arguments, "--device", "cpu"])
-        assert done.exit_code == 0, done.output
-        return done.stdout
-
-    table = printed("certify", kept, "--steps", "5")
-    assert all(words in table for words in ("bound", "hold-out", "client 3", "certificate.json", "0.95"))
-    assert "vacuous" in table  # twenty examples, ten labels and six rounds
-    certificates = json.loads(printed("certify", kept, "--steps", "5", "--json"))
-    assert [one["client"] for one in certificates] == [f"client {i}" for i in range(4)]
-    tables = printed("uncertainty", kept)
-    assert all(words in tables for words in ("ECE", "noisy", "sets cover", "scaled", "by MI"))
-    assert json.loads(printed("uncertainty", kept, "--json"))[kept]["personal"]["scaled"][0][0]["ece"] >= 0
+    kept = load_experiment(None, [*settings, "data.certify=0.5", "data.validation=0.2"])
+    list(execute(kept, tmp_path / "kept", [1], "cpu"))
+    done = pfedbayes("certify", "kept", "--steps", 5, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert all(words in done.stdout for words in ("bound", "hold-out", "client 3", "certificate.json", "0.95"))
+    assert "vacuous" in done.stdout  # twenty examples, ten labels and six rounds
+    done = pfedbayes("uncertainty", "kept", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert all(words in done.stdout for words in ("ECE", "noisy", "sets cover", "scaled", "by MI"))
+    done = pfedbayes("uncertainty", "kept", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["kept"]["personal"]["scaled"][0][0]["ece"] >= 0
 
 
 def test_a_run_that_kept_nothing_back_is_not_certified(tmp_path):

@@ -235,20 +235,19 @@ def certify(
         typer.echo(json.dumps([certificate.as_json() for certificate in certificates]))
         return
     table = Table(title=f"Error of the certified models in %; each bound holds with probability {1 - delta:g}")
-    for heading in ("client", "seed", "bound", "Gibbs", "averaged", "hold-out", "examples", "draws", "KL"):
+    for heading in ("client", "seed", "bound", "Gibbs", "averaged", "hold-out", "examples", "KL"):
         table.add_column(heading, justify="left" if heading == "client" else "right", no_wrap=True)
     for one in certificates:
         shown = ("vacuous " if one.vacuous else "") + f"{100 * one.bound:.1f}"
         test = (f"{100 * one.test.gibbs:.1f}", f"{100 * one.test.mc:.1f}") if one.test else ("–", "–")
-        size = str(one.certified.size)
-        table.add_row(
-            one.client, str(one.seed), shown, *test, f"{100 * one.hold_out:.1f}", size, str(one.draws), f"{one.kl:.1f}"
-        )
+        last = (f"{100 * one.hold_out:.1f}", str(one.certified.size), f"{one.kl:.1f}")
+        table.add_row(one.client, str(one.seed), shown, *test, *last)
     Console().print(table)
     typer.echo(
         "bound: on the error of one network drawn from the certified model (Gibbs). Gibbs, averaged: its errors on "
-        "test data, by one draw and by the average of the draws. hold-out: the plain bound on the averaged prediction "
-        "of the model as the run left it. examples: kept back by the run. KL: how far it has moved since, in nats.\n"
+        f"test data, by one draw and by the average of {certificates[0].draws}. hold-out: the plain bound on the "
+        "averaged prediction of the model as the run left it. examples: kept back by the run. KL: how far the "
+        "certified model has moved since, in nats. vacuous: no better than guessing.\n"
         f"certificates and certified models: {folder / CERTIFICATES}, {folder / POSTERIORS}"
     )
 
