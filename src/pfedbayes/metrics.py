@@ -135,7 +135,7 @@ def _ranks(ordered: Tensor) -> tuple[Tensor, Tensor]:
 
 def entropy(log_probs: Tensor) -> Tensor:
     """Entropy of each predictive distribution, in nats: the total uncertainty."""
-    return -(log_probs.exp() * log_probs.clamp_min(torch.finfo(log_probs.dtype).min)).sum(-1)
+    return -(log_probs.exp() * log_probs).sum(-1)
 
 
 class Doubt(NamedTuple):
@@ -149,9 +149,9 @@ class Doubt(NamedTuple):
     epistemic: Tensor
 
 
-def doubt(outputs: Tensor) -> Doubt:
-    """The entropy of the averaged prediction of logits (K, n, C), split in two: each (n,)."""
-    total = entropy(log_average(outputs))
+def doubt(outputs: Tensor, log_probs: Tensor | None = None) -> Doubt:
+    """The entropy of the averaged prediction (n, C) of logits (K, n, C), split in two: each (n,)."""
+    total = entropy(log_average(outputs) if log_probs is None else log_probs)
     if outputs.shape[-3] == 1:
         return Doubt(total, total, torch.zeros_like(total))
     aleatoric = torch.minimum(entropy(_log_softmax(outputs)).mean(-2), total)  # but for rounding it is less
@@ -173,7 +173,7 @@ def temperature(log_probs: Tensor, y: Tensor) -> Tensor:
     for _ in range(40):
         middle = (low * high).sqrt()  # of 1/T
         probs = (middle[..., None, None] * logits).softmax(-1)
-        slope = ((probs * logits.clamp_min(torch.finfo(log_probs.dtype).min)).sum(-1) - true).mean(-1)
+        slope = ((probs * logits).sum(-1) - true).mean(-1)
         low, high = torch.where(slope < 0, middle, low), torch.where(slope < 0, high, middle)
     return (low * high).rsqrt().to(log_probs.dtype)
 
@@ -219,7 +219,7 @@ def scores(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
         return regression_scores(likelihood, outputs, y)
     log_probs = log_average(outputs)
     calibration = ece(reliability(log_probs, y))
-    doubts = doubt(outputs)
+    doubts = doubt(outputs, log_probs)
     doubts_on_average = (doubts.total.mean(-1), doubts.epistemic.mean(-1))
     good = (accuracy(log_probs, y), nll(log_probs, y), brier(log_probs, y), calibration)
     return torch.stack([*good, *doubts_on_average], dim=-1)
