@@ -44,7 +44,8 @@ abstention. Means over clients and seeds; pFedBayes by ten draws.
 - rotated: {rotated}.
 - noisy: {noisy}.
 - sets: 90 % conformal sets (LAC), calibrated per client. answered: share of examples answered at a promised error of at
-  most 1 %, calibrated on all clients' validation data together; 0 where these cannot show it.
+  most 1 %, calibrated on all clients' validation data together; 0 where these cannot show it. Of models as they are
+  only: a temperature has seen the data to calibrate on.
 
 [Reading these numbers](../uncertainty.md) says what is guaranteed and what is not.
 """
