@@ -4,7 +4,7 @@
 
 MNIST and Fashion-MNIST, small and medium. Trains what is missing into run folders under --runs, measures it, writes
 the figures to OUT.json after every run and the tables to OUT.md. Stopped, it goes on where it was; a set whose files
-are not on this machine is left out and named. For other settings give other --runs.
+are not on this machine is left out and named.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ def settings_of(args: argparse.Namespace, name: str, size: str, method: str) -> 
 
 def measure(args: argparse.Namespace, name: str, size: str, method: str) -> dict[str, Any]:
     """Train one run if it is not there yet, and assess it."""
-    folder = args.runs / f"{name}-{size}-{method}"
+    folder = args.runs / f"{name}-{size}-{method}-{args.rounds}-rounds-{args.seeds}-seeds"
     settings = settings_of(args, name, size, method)
     where = [f"data.dir={json.dumps(str(args.data_dir))}"] if args.data_dir else []
     experiment = load_experiment(None, [*settings, *where])
-    if not (folder / runs.SUMMARY).exists():
-        resume = (folder / runs.INFO).exists()
-        for step in execute(experiment, folder, range(1, args.seeds + 1), args.device, resume):
-            if step.round % 20 == 0:
-                print(f"{folder.name}: round {step.round} of {step.rounds}", flush=True)
+    seeds, begun = range(1, args.seeds + 1), (folder / runs.INFO).exists()
+    # Of a run that is finished nothing is left to do; one made with other settings is refused by name.
+    for step in execute(experiment, folder, seeds, args.device, resume=begun):
+        if step.round % 20 == 0:
+            print(f"{folder.name}: round {step.round} of {step.rounds}", flush=True)
     run = runs.read(folder)
     assessed = honesty.assess(load(folder, device=args.device), strange=honesty.other_set(name, args.data_dir))
     return {
