@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from pfedbayes import runs
+from pfedbayes.execution import execute
+from pfedbayes.experiment import load as load_experiment
 
 SMALL = [
     "--set", "data.name=blobs", "--set", "data.clients=4", "--set", "data.examples=60", "--set", "net.hidden=[8]",
@@ -235,3 +237,28 @@ def test_progress_shows_what_the_table_will_show(tmp_path):
     assert f"round 6/6  shared accuracy {accuracy:.2f}" in done.stderr
     plain = sum(run.rounds[-1]["shared"]["mean"]["accuracy"][0]) / 4
     assert abs(plain - accuracy) > 0.01
+
+
+def test_certify_and_uncertainty_print_tables(tmp_path):
+    settings = [text for text in SMALL if text != "--set"]
+    kept = load_experiment(None, [*settings, "data.certify=0.5", "data.validation=0.2"])
+    list(execute(kept, tmp_path / "kept", [1], "cpu"))
+    done = pfedbayes("certify", "kept", "--steps", 5, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert all(words in done.stdout for words in ("bound", "hold-out", "client 3", "certificate.json", "0.95"))
+    assert "vacuous" in done.stdout  # twenty examples, ten labels and six rounds
+    done = pfedbayes("uncertainty", "kept", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert all(words in done.stdout for words in ("ECE", "noisy", "sets cover", "scaled", "by MI"))
+    done = pfedbayes("uncertainty", "kept", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["kept"]["personal"]["scaled"][0][0]["ece"] >= 0
+
+
+def test_a_run_that_kept_nothing_back_is_not_certified(tmp_path):
+    settings = [text for text in SMALL if text != "--set"]
+    list(execute(load_experiment(None, settings), tmp_path / "all", [1], "cpu"))
+    done = pfedbayes("certify", "all", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "data.certify=0.5" in done.stderr
+    assert done.stdout == ""
+    assert not (tmp_path / "all" / "certificate.json").exists()

@@ -5,6 +5,8 @@ import re
 import tomllib
 from pathlib import Path
 
+import torch
+
 from federations import EXACT, difference, trained
 from pfedbayes.execution import execute
 from pfedbayes.experiment import OWN_DATA, from_sections, load
@@ -63,3 +65,12 @@ def test_the_method_of_the_contributing_page_is_a_method():
     assert difference(together.servers, in_turn.servers) < 1e-12
     assert difference(trained(reptile(pace=1.0)).servers, trained(FedAvg()).servers) < 1e-12
     assert difference(together.servers, trained(FedAvg()).servers) > 1e-3
+
+
+def test_the_page_about_uncertainty_calibrates_sets_and_abstention(capsys):
+    (block,) = python_blocks("docs/uncertainty.md")
+    names = run_block(block)
+    assert names["sets"].shape == (100, 3)
+    assert names["answered"].double().mean() > 0.5
+    assert torch.allclose(names["aleatoric"] + names["epistemic"], names["total"])
+    assert "at least 90%" in capsys.readouterr().out

@@ -20,7 +20,17 @@ from pfedbayes.data import Preprocessing, Shards, load_shards
 from pfedbayes.engine import Federation
 from pfedbayes.errors import Diverged, UserError
 from pfedbayes.experiment import Evaluation, Experiment, build_federation, from_sections, method_name
-from pfedbayes.metrics import BINS, entropy, log_average, mutual_information, reliability
+from pfedbayes.gaussian import MeanField, kl
+from pfedbayes.metrics import (
+    BINS,
+    adaptive_ece,
+    confidence,
+    entropy,
+    log_average,
+    mutual_information,
+    reliability,
+    risk_coverage,
+)
 from pfedbayes.nets import Model
 from pfedbayes.plan import Plan, choose_device
 from pfedbayes.prediction import MODELS, Ways
@@ -275,21 +285,26 @@ EXAMPLES_OF_A_KIND = 4
 
 
 def _look_closely(federation: Federation, experiment: Experiment) -> dict[str, Any]:
-    """What only the final models are asked: calibration by confidence, and single predictions to look at."""
+    """What only the final models are asked: calibration by confidence, errors among the surest, single predictions to
+    look at; and what may explain why a client is unsure."""
+    clients = _particulars(federation, _scored(federation, experiment.evaluation))
     if federation.model.likelihood.task != "classification":
-        return {"reliability": {}, "examples": []}
+        return {"reliability": {}, "examples": [], "risk_coverage": {}, "clients": clients}
     samples, split = experiment.evaluation.samples, experiment.evaluation.split
     headline = federation.headline(samples)
     ways = Ways(samples, (headline,), experiment.evaluation.sampling)
     diagrams: dict[str, Any] = {}
+    curves: dict[str, Any] = {}
     predicted: dict[str, dict[int, _Predicted]] = {}
     for which in federation.models():
         predicted[which] = {}
         sums = torch.zeros(3, BINS, dtype=federation.dtype, device=federation.device)
+        said: list[tuple[Tensor, Tensor]] = []
         for block in federation.blocks(which, split, ways, experiment.evaluation.clients):
             outputs = block.outputs[headline]
             log_probs = log_average(outputs)
             sums += torch.stack(reliability(log_probs, block.y)).sum(1)
+            said.append((log_probs.flatten(0, 1), block.y.flatten()))
             if 0 in block.seeds:
                 first = zip(block.clients, outputs.cpu(), log_probs.cpu(), strict=False)  # the first seed comes first
                 predicted[which] |= {i: _Predicted(*prediction) for i, *prediction in first}
@@ -299,10 +314,51 @@ def _look_closely(federation: Federation, experiment: Experiment) -> dict[str, A
             "accuracy": [_ratio(*pair) for pair in zip(correct, count, strict=True)],
             "count": count,
         }
+        curves[which] = _risk_coverage(*(torch.cat(parts) for parts in zip(*said, strict=True))) if said else None
     return {
         "reliability": diagrams,
+        "risk_coverage": curves,
+        "clients": clients,
         "examples": _examples(federation.shards, getattr(federation.shards, split), predicted),
     }
+
+
+CURVE_POINTS = 100
+
+
+def _risk_coverage(log_probs: Tensor, y: Tensor) -> dict[str, Any]:
+    """The risk-coverage curve of all predictions together, thinned out, its area, and the adaptive ECE."""
+    risk = risk_coverage(confidence(log_probs), log_probs.argmax(-1) != y)
+    size = len(risk)
+    points = sorted({-(-size * k // CURVE_POINTS) - 1 for k in range(1, CURVE_POINTS + 1)})
+    return {
+        "coverage": [(point + 1) / size for point in points],
+        "risk": risk[points].tolist(),
+        "aurc": float(risk.mean()),
+        "adaptive_ece": float(adaptive_ece(log_probs, y)),
+    }
+
+
+def _particulars(federation: Federation, clients: list[int]) -> dict[str, Any]:
+    """Of these clients: KL (in nats, mean over seeds) of the personal from the shared model where both are Gaussians,
+    and how many training examples the rarest of a client's labels has."""
+    shards, method = federation.shards, federation.method
+    distances = None
+    if method.gaussian and method.personal and method.shared:
+        shared = [MeanField(*method.shared_weights(server)) for server in federation.servers]
+        distances = [
+            sum(
+                float(kl(MeanField(*method.personal_weights(federation.personal_state(i, s))), w))
+                for s, w in enumerate(shared)
+            )
+            / len(shared)
+            for i in clients
+        ]
+    rarest = None
+    if shards.num_classes is not None:
+        counts = [torch.bincount(shards.y[shards.train[i]]) for i in clients]
+        rarest = [int(count[count > 0].min()) for count in counts]
+    return {"distance": distances, "rarest_label": rarest}
 
 
 def _ratio(total: float, count: float) -> float | None:

@@ -21,12 +21,15 @@ def _scores(rng: np.random.Generator, task: str, seeds: int, clients: int, quali
     noise = rng.normal(size=(seeds, clients))
     if task == "regression":
         values = {"rmse": 1.2 - quality + 0.05 * noise, "nll": 2 - 1.5 * quality + 0.1 * noise, "coverage": 88 + noise}
+        values |= {"deviation": 1.5 - quality + 0.01 * noise, "model_deviation": 0.7 - 0.5 * quality + 0.01 * noise}
     else:
         values = {
             "accuracy": np.clip(100 * quality + 1.5 * noise, 0, 100),
             "nll": 2.3 * (1 - quality) + 0.05 * np.abs(noise) + 0.05,
             "brier": 1 - quality + 0.02 * np.abs(noise),
             "ece": 0.15 * (1 - quality) + 0.01 * np.abs(noise) + 0.01,
+            "entropy": 2 - 1.5 * quality + 0.01 * noise,
+            "mutual_information": 0.5 - 0.4 * quality + 0.005 * noise,
         }
     return {name: array.tolist() for name, array in values.items()}
 
@@ -155,6 +158,16 @@ def make_run(tmp_path: Path) -> Callable[..., Run]:
             if classification
             else {},
             "examples": _examples(rng, names, personal) if classification else [],
+            "risk_coverage": {
+                model: {"coverage": [0.25, 0.5, 0.75, 1.0], "risk": [0, 0.01, 0.02, risk], "aurc": risk / 3}
+                for model, risk in (("personal", 0.05), ("shared", 0.1))[not personal :]
+            }
+            if classification
+            else {},
+            "clients": {
+                "distance": [30.0] * len(names) if personal and stochastic else None,
+                "rarest_label": [10] * len(names) if classification else None,
+            },
         }
         return Run(tmp_path / name, config, info, log, summary if finished else None)
 

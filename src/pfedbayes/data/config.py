@@ -53,6 +53,7 @@ class DataConfig:
       client for training and test together (for "dirichlet" on average), cut by test_fraction; size, the paper's.
     split: "stratified" has exact counts; "shuffle" is the unstratified cut in file order, probably the authors' own.
     validation: the fraction of each client's training data that is held out.
+    certify: the fraction of what then is left that the federation never sees, for `pfedbayes certify`.
     features, classes and noise (a standard deviation) are for the synthetic sets.
     dir: where to look first for the files of a published set; --data-dir goes before it.
 
@@ -77,6 +78,7 @@ class DataConfig:
     split: Split = "stratified"
     seed: int = 1
     validation: float = 0.0
+    certify: float = 0.0
     features: int = 4
     classes: int = 10
     noise: float = 0.5
@@ -108,7 +110,7 @@ class DataConfig:
         _check(0 <= self.seed < 2**63, "seed", self.seed, "between 0 and 2**63 - 1")
         _check(0 < self.alpha < math.inf, "alpha", self.alpha, "positive")
         _check(0 <= self.noise < math.inf, "noise", self.noise, "0 or more")
-        for key in ("test_fraction", "validation"):
+        for key in ("test_fraction", "validation", "certify"):
             _check(0 <= getattr(self, key) < 1, key, getattr(self, key), "at least 0 and less than 1")
         _check(self.task is None or self.task in get_args(Task), "task", self.task, _either(Task))
         if (self.name == "files") != (self.path is not None):

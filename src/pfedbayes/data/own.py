@@ -207,7 +207,7 @@ def _shards(tables: Mapping[str, Table], target: str, config: DataConfig, others
     starts = np.cumsum([0, *(len(table) for table in own.values())])
     parts = {
         part: tuple(torch.from_numpy(cut[part] + start) for cut, start in zip(cuts, starts, strict=False))
-        for part in ("train", "test", "validation")
+        for part in cuts[0]
     }
     return Shards(
         x=torch.cat([preprocessing.encode(table) for table in own.values()]),
@@ -221,23 +221,26 @@ def _shards(tables: Mapping[str, Table], target: str, config: DataConfig, others
 
 def cut_rows(client: int, table: Table, target: str, config: DataConfig) -> dict[str, Rows]:
     """A client's rows to train on, to validate and to test: as its split column says, or by the fractions, evenly over
-    the labels if the target looks like labels."""
-    if config.split_column is not None:
-        return _given_split(table, config.split_column)
+    the labels if the target looks like labels; and of the first those that are kept for a certificate."""
     column = table.columns[target]
     values = column.codes.astype(np.int64) if isinstance(column, Texts) else np.unique(column, return_inverse=True)[1]
     few = isinstance(column, Texts) or len(np.unique(values)) <= FEW_WHOLE_NUMBERS
     labels = values if few and config.task != "regression" else None
-    rows = np.arange(len(table))
-    cut: dict[str, Rows] = {}
-    for part, fraction, purpose in (
+    cut: dict[str, Rows] = {"train": np.arange(len(table))}
+    fractions = [
         ("test", config.test_fraction, Purpose.TEST_CUT),
         ("validation", config.validation, Purpose.VALIDATION_CUT),
-    ):
+    ]
+    if config.split_column is not None:
+        cut, fractions = _given_split(table, config.split_column), []
+    if config.certify:
+        fractions.append(("certify", config.certify, Purpose.CERTIFY_CUT))
+    for part, fraction, purpose in fractions:
+        rows = cut["train"]
         own = None if labels is None else labels[rows]
         held = held_out(own, len(rows), fraction, purpose.stream(client), config.seed)
-        cut[part], rows = rows[held], rows[~held]
-    return cut | {"train": rows}
+        cut[part], cut["train"] = rows[held], rows[~held]
+    return cut
 
 
 def _given_split(table: Table, name: str) -> dict[str, Rows]:

@@ -55,6 +55,7 @@ def partition(pool: Pool, config: DataConfig) -> Shards:
         train, test = _deal_stratified(pool, client_labels(config, pool.num_classes), config)
 
     train, validation = _cut(pool, train, config.validation, Purpose.VALIDATION_CUT, config.seed)
+    train, certify = _cut(pool, train, config.certify, Purpose.CERTIFY_CUT, config.seed)
     return Shards(
         x=pool.x,
         y=pool.y,
@@ -63,6 +64,7 @@ def partition(pool: Pool, config: DataConfig) -> Shards:
         validation=_tensors(validation),
         names=client_names(config.num_clients),
         num_classes=pool.num_classes,
+        certify=_tensors(certify) if config.certify else (),
     )
 
 

@@ -27,7 +27,8 @@ class Shards:
     x: (M, ...) uint8 images or floating-point features; y: (M,) int64 labels or (M, d) floating-point targets.
     train, test, validation: one int64 index vector per client; test and validation vectors may be empty.
     Within a client the three are disjoint; between clients they may overlap if whoever built them wants it.
-    num_classes is None for regression. preprocessing: how x and y were made from one's own tables or images.
+    num_classes is None for regression. preprocessing: how x and y were made from one's own tables or images. certify:
+    rows that are kept from the federation, so that a certificate can be based on them; none if it is left out.
     """
 
     x: Tensor
@@ -38,6 +39,7 @@ class Shards:
     names: tuple[str, ...]
     num_classes: int | None
     preprocessing: Preprocessing | None = None
+    certify: tuple[Tensor, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
@@ -48,7 +50,12 @@ class Shards:
                 f"{len(self.train)} train, {len(self.test)} test and {len(self.validation)} validation vectors for "
                 f"{len(self.names)} names: give one of each for every client, and at least one client"
             )
-        for name, *indices in zip(self.names, self.train, self.test, self.validation, strict=True):
+        if self.certify and len(self.certify) != len(self.names):
+            raise UserError(
+                f"{len(self.certify)} certify vectors for {len(self.names)} names: give one for every client"
+            )
+        parts = [part for part in (self.train, self.test, self.validation, self.certify) if part]
+        for name, *indices in zip(self.names, *parts, strict=True):
             self._check_indices(name, indices)
 
     def _check_targets(self) -> None:
@@ -73,7 +80,7 @@ class Shards:
         if not 0 <= int(rows.min()) <= int(rows.max()) < len(self.x):
             raise UserError(f"{name}: indices must lie between 0 and {len(self.x) - 1}, the rows of the pool")
         if len(torch.unique(rows)) < len(rows):
-            raise UserError(f"{name} has an example twice: train, test and validation must not overlap")
+            raise UserError(f"{name} has an example twice: its parts must not overlap")
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
@@ -83,7 +90,7 @@ class Shards:
     def fingerprint(self) -> str:
         """A checksum of the data and of who holds what."""
         digest = hashlib.blake2b(repr(self.names).encode(), digest_size=16)
-        for tensor in (self.x, self.y, *self.train, *self.test, *self.validation):
+        for tensor in (self.x, self.y, *self.train, *self.test, *self.validation, *self.certify):
             digest.update(repr(tuple(tensor.shape)).encode())
             digest.update(tensor.contiguous().numpy().data)
         return digest.hexdigest()

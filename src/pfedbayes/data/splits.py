@@ -26,6 +26,7 @@ class Purpose(IntEnum):
     TRAIN_ORDER = 5
     TEST_CUT = 6
     VALIDATION_CUT = 7
+    CERTIFY_CUT = 8
 
     def stream(self, index: int = 0) -> int:
         """The stream number of this purpose for the class or the client `index`."""

@@ -30,6 +30,16 @@ class Series:
     style: int  # colour and marker
     dash: str = ""
     thin: bool = False
+    in_legend: bool = True
+
+
+@dataclass(frozen=True)
+class Figure:
+    """An SVG drawing, what stands above it and what is to be said under it."""
+
+    title: str
+    svg: str
+    caption: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,7 @@ class Group:
 
 def line_chart(title: str, series: Sequence[Series], *, x_label: str, y_label: str, description: str) -> str:
     """Lines over a common x axis that starts at 0."""
-    legend, top = _legend([_key(line.label, line.style, line.dash, line.thin) for line in series])
+    legend, top = _legend([_key(line.label, line.style, line.dash, line.thin) for line in series if line.in_legend])
     left, right, bottom = 54, WIDTH - 14, top + 230
     heights = [
         bound
@@ -69,7 +79,7 @@ def line_chart(title: str, series: Sequence[Series], *, x_label: str, y_label: s
     ]
     # The lines that matter are drawn last, above the others.
     for line in sorted(series, key=lambda line: not line.thin):
-        parts += _line(line, across, up)
+        parts += _line(line, across, up, x_label)
     return _svg(title, description, bottom + 44, parts)
 
 
@@ -300,7 +310,7 @@ def _shorten(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def _line(line: Series, across: Callable[[float], float], up: Callable[[float], float]) -> list[str]:
+def _line(line: Series, across: Callable[[float], float], up: Callable[[float], float], x_label: str) -> list[str]:
     parts = []
     points = [(x, y, _finite(spread)) for x, y, spread in zip(line.x, line.y, line.spread, strict=True)]
     for finite, stretch in itertools.groupby(points, lambda point: math.isfinite(point[1])):
@@ -320,7 +330,7 @@ def _line(line: Series, across: Callable[[float], float], up: Callable[[float], 
         every = math.ceil(len(points) / 24)
         for x, y, spread in points[::-every]:
             if math.isfinite(y):
-                hint = _hint(f"{line.label}, round {x:g}: {_with_spread(y, spread)}")
+                hint = _hint(f"{line.label}, {x_label} {x:g}: {_with_spread(y, spread)}")
                 parts.append(f"<g>{_marker(line.style, across(x), up(y), 3)}{hint}</g>")
     return [f'<g class="c{line.style % COLOURS}">', *parts, "</g>"]
 

@@ -15,7 +15,8 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from pfedbayes import runs as run_folders
 from pfedbayes.config import to_toml
 from pfedbayes.errors import UserError
-from pfedbayes.report import charts, examples, tables, words
+from pfedbayes.report import charts, doubts, examples, tables, words
+from pfedbayes.report.charts import Figure
 from pfedbayes.report.tables import Estimate
 from pfedbayes.runs import Run
 
@@ -35,15 +36,6 @@ class Table:
     caption: str
     heads: list[str]
     blocks: list[tuple[str, list[tuple[str, list[str]]]]]
-
-
-@dataclass(frozen=True)
-class Figure:
-    """An SVG drawing, what stands above it and what is to be said under it."""
-
-    title: str
-    svg: str
-    caption: str = ""
 
 
 def write(folders: Sequence[Path], out: Path) -> Path:
@@ -115,6 +107,9 @@ def _run_context(run: Run, label: str) -> dict[str, Any]:
         "clients_figure": _clients_figure(run, names[0]) if names else None,
         "clients": _client_table(run, names[0]) if names else None,
         "reliability": list(_reliability(run)),
+        "risk_coverage": doubts.risk_coverage(run),
+        "doubts": doubts.growth(run),
+        "unsure": doubts.who_and_why(run),
         "example_groups": examples.groups(run),
         "settings": to_toml(run.config),
         "facts": _facts(run),

@@ -10,7 +10,8 @@ from typing import Any
 from pfedbayes import runs
 from pfedbayes.methods import METHODS
 from pfedbayes.report import charts, paper
-from pfedbayes.report.page import Figure, Table, environment
+from pfedbayes.report.charts import Figure
+from pfedbayes.report.page import Table, environment
 from pfedbayes.report.paper import Source
 from pfedbayes.report.tables import numbers, over_seeds
 

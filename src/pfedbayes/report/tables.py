@@ -22,7 +22,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Metric:
-    """How a logged number is called, judged and printed; `nominal` is a level to meet rather than to exceed."""
+    """How a logged number is called, judged and printed; `nominal` is a level to meet rather than to exceed.
+
+    What is not a `score` is neither good nor bad: it has no column in tables of results."""
 
     label: str
     meaning: str = ""
@@ -30,6 +32,7 @@ class Metric:
     decimals: int = 3
     unit: str = ""
     nominal: float | None = None
+    score: bool = True
 
 
 METRICS = {
@@ -46,6 +49,10 @@ METRICS = {
         unit="%",
         nominal=90,
     ),
+    "entropy": Metric("Entropy", "all the uncertainty of a prediction", unit="nats", score=False),
+    "mutual_information": Metric("Mutual information", "its part from not knowing the model", unit="nats", score=False),
+    "deviation": Metric("Predicted deviation", "standard deviation of a predicted target", score=False),
+    "model_deviation": Metric("Model’s deviation", "its part from not knowing the model", score=False),
 }
 
 
@@ -131,11 +138,11 @@ def estimators(run: Run, model: str) -> list[str]:
 
 
 def metric_names(run: Run) -> list[str]:
-    """The metrics of a run in the order of its log."""
+    """The scores of a run in the order of its log."""
     names: dict[str, None] = {}
     for model in models(run):
         names |= dict.fromkeys(final(run)[model][estimators(run, model)[0]])
-    return list(names)
+    return [name for name in names if metric(name).score]
 
 
 def headline(run: Run) -> list[Row]:
@@ -177,6 +184,19 @@ def curve(run: Run, model: str, estimator: str, name: str) -> list[tuple[int, Es
         for record in evaluated(run)
         if name in (record.get(model) or {}).get(estimator, {})
     ]
+
+
+def client_curves(run: Run, model: str, name: str) -> list[list[tuple[int, float]]]:
+    """A metric of every client, round by round, by the headline estimator and as the mean over seeds; none if it was
+    not logged."""
+    estimator = estimators(run, model)[0]
+    logged = [
+        (record["round"], numbers(record[model][estimator][name]).mean(axis=0))
+        for record in evaluated(run)
+        if name in (record.get(model) or {}).get(estimator, {})
+    ]
+    clients = range(len(run.info["clients"]) if logged else 0)
+    return [[(number, float(values[client])) for number, values in logged] for client in clients]
 
 
 @dataclass(frozen=True)
@@ -265,7 +285,7 @@ def _gaps(bins: dict[str, Any]) -> Floats:
 def _row(run: Run, model: str, estimator: str) -> Row:
     log = final(run)[model][estimator]
     sizes = _sizes(run)
-    values = {name: numbers(logged) for name, logged in log.items()}
+    values = {name: numbers(logged) for name, logged in log.items() if metric(name).score}
     return Row(
         model=model,
         estimator=estimator,

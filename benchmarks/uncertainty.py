@@ -1,0 +1,164 @@
+"""Who knows what it does not know? pFedBayes beside FedAvg and Local, as they are and with temperature scaling.
+
+    python -m benchmarks.uncertainty [--device cuda] [--rounds 60] [--seeds 1] [--data-dir DIR]
+
+MNIST and Fashion-MNIST, small and medium. Trains what is missing into run folders under --runs, measures it, writes
+the figures to OUT.json after every run and the tables to OUT.md. Stopped, it goes on where it was; a set whose files
+are not on this machine is left out and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from pfedbayes import runs
+from pfedbayes import uncertainty as honesty
+from pfedbayes.data import available
+from pfedbayes.execution import execute, load
+from pfedbayes.experiment import load as load_experiment
+
+SETS, SIZES = ("mnist", "fashion-mnist"), ("small", "medium")
+# One setting for all cells. FedAvg and Local get ten times the paper's rate: with it they are strong after few rounds.
+METHODS = {
+    "pfedbayes": ("pFedBayes", ["method.zeta=1.0"]),
+    "fedavg": ("FedAvg", ["method.eta=0.1"]),
+    "local": ("Local", ["method.eta=0.1"]),
+}
+VALIDATION = 0.2
+PAGE = """# Uncertainty
+
+Written by `python -m benchmarks.uncertainty` from the figures in the JSON file beside it; do not edit. Ten clients with
+five labels each (two-block split), a fifth of their training data held out for temperatures, conformal sets and
+abstention. Means over clients and seeds; pFedBayes by ten draws.
+
+{settings}
+
+- scaled: by a temperature fitted on validation data, a client's own for personal models, one for all for shared ones.
+- by MI: strange inputs told by the disagreement of the draws (mutual information) instead of the confidence.
+- unseen labels: {unseen}.
+  A shared model has seen them, at other clients: for it 0.5 is no fault.
+- other set: {other}.
+- rotated: {rotated}.
+- noisy: {noisy}.
+- sets: 90 % conformal sets (LAC), calibrated per client. answered: share of examples answered at a promised error of at
+  most 1 %, calibrated on all clients' validation data together; 0 where these cannot show it. Of models as they are
+  only: a temperature has seen the data to calibrate on.
+
+[Reading these numbers](../uncertainty.md) says what is guaranteed and what is not.
+"""
+
+
+def settings_of(args: argparse.Namespace, name: str, size: str, method: str) -> list[str]:
+    """The overrides of one run."""
+    return [
+        f"data.name={name}", f"data.size={size}", f"data.validation={VALIDATION}", f"method.name={method}",
+        *METHODS[method][1], f"training.rounds={args.rounds}", f"training.evaluate_every={args.rounds}",
+        "evaluation.estimators=['mean']",
+    ]  # fmt: skip
+
+
+def measure(args: argparse.Namespace, name: str, size: str, method: str) -> dict[str, Any]:
+    """Train one run if it is not there yet, and assess it."""
+    folder = args.runs / f"{name}-{size}-{method}-{args.rounds}-rounds-{args.seeds}-seeds"
+    settings = settings_of(args, name, size, method)
+    where = [f"data.dir={json.dumps(str(args.data_dir))}"] if args.data_dir else []
+    experiment = load_experiment(None, [*settings, *where])
+    seeds, begun = range(1, args.seeds + 1), (folder / runs.INFO).exists()
+    # Of a run that is finished nothing is left to do; one made with other settings is refused by name.
+    for step in execute(experiment, folder, seeds, args.device, resume=begun):
+        if step.round % 20 == 0:
+            print(f"{folder.name}: round {step.round} of {step.rounds}", flush=True)
+    run = runs.read(folder)
+    assessed = honesty.assess(load(folder, device=args.device), strange=honesty.other_set(name, args.data_dir))
+    return {
+        "settings": settings,
+        "seeds": args.seeds,
+        "device": run.info["hardware"]["gpu" if run.info["plan"]["device"] == "cuda" else "cpu"],
+        "seconds": (run.summary or {})["seconds"],
+        "commit": run.info["commit"],
+        # Of every seed the mean over clients.
+        "figures": {
+            which: {way: [[honesty.mean_rows([clients])] for clients in seeds] for way, seeds in ways.items()}
+            for which, ways in assessed.items()
+        },
+    }
+
+
+def render(measured: dict[str, Any]) -> str:
+    """The page, from the figures alone."""
+    settings = sorted({_circumstances(cell) for cell in measured.values()})
+    parts = [PAGE.format(settings="\n".join(f"- {each}" for each in settings), **honesty.NAMES)]
+    for name in SETS:
+        for size in SIZES:
+            cells = {method: measured.get(f"{name}-{size}-{method}") for method in METHODS}
+            if not any(cells.values()):
+                parts.append(f"## {name}, {size}\n\nNot measured.\n")
+                continue
+            parts.append(f"## {name}, {size}\n")
+            for title, columns in honesty.TABLES.items():
+                parts += [f"{title}:\n", *_table(cells, columns), ""]
+    return "\n".join(parts)
+
+
+def _circumstances(cell: dict[str, Any]) -> str:
+    own = [setting for setting in cell["settings"] if setting.startswith(("method.", "training.rounds"))]
+    shown = ", ".join(setting.partition(".")[2].replace("name=", "") for setting in own)
+    return f"{shown}, {cell['seeds']} seed(s) on {cell['device']}"
+
+
+def _table(cells: dict[str, Any], columns: tuple[str, ...]) -> list[str]:
+    lines = [f"| | {' | '.join(honesty.headings(columns))} |", "|---" * (len(columns) + 1) + "|"]
+    for method, cell in cells.items():
+        if cell is None:
+            lines.append(f"| {METHODS[method][0]}: not measured |" + " |" * len(columns))
+            continue
+        for title, row in honesty.table_rows(cell["figures"], columns):
+            lines.append(f"| {METHODS[method][0]} {title} | {' | '.join(honesty.cells(row, columns))} |")
+    return lines
+
+
+def main() -> None:
+    """Measure what is missing, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS)
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=SIZES)
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--runs", type=Path, default=Path("runs/uncertainty"))
+    parser.add_argument("--out", type=Path, default=Path("docs/results/uncertainty"))
+    args = parser.parse_args()
+    data = args.out.with_suffix(".json")
+    measured: dict[str, Any] = json.loads(data.read_text()) if data.exists() else {}
+    here = {source.name for source in available(args.data_dir) if source.found}
+    for name in args.sets:
+        if name not in here:
+            print(f"{name} is not on this machine and is left out: `pfedbayes data` says how to get it")
+            continue
+        for size in args.sizes:
+            for method in METHODS:
+                cell = f"{name}-{size}-{method}"
+                asked = {"settings": settings_of(args, name, size, method), "seeds": args.seeds}
+                if asked.items() <= measured.get(cell, {}).items():
+                    continue
+                measured[cell] = measure(args, name, size, method)
+                write(data, json.dumps(measured, indent=1) + "\n")
+                print(f"{cell}: done", flush=True)
+    write(args.out.with_suffix(".md"), page := render(measured))
+    print(page)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file aside and rename it, so that a stop leaves the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.part")
+    aside.write_text(text)
+    aside.replace(path)
+
+
+if __name__ == "__main__":
+    main()

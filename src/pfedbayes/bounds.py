@@ -1,0 +1,66 @@
+"""Upper bounds on an error rate that is seen through finitely many examples. Plain numbers, double precision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+
+def binary_kl(q: float, p: float) -> float:
+    """kl(q || p) = q log(q/p) + (1-q) log((1-q)/(1-p)), the divergence of two coins."""
+    return sum(a * math.log(a / b) if b > 0 else math.inf for a, b in ((q, p), (1 - q, 1 - p)) if a > 0)
+
+
+def kl_inverse(q: float, divergence: float) -> float:
+    """The largest p with kl(q || p) <= divergence."""
+    return _last(lambda p: binary_kl(q, p) <= divergence, q)
+
+
+def at_most(errors: int, trials: int, rate: float) -> float:
+    """P(X <= errors) for X binomial with so many trials of this rate."""
+    if errors >= trials or rate <= 0:
+        return 1.0
+    if rate >= 1:
+        return 0.0
+    k = torch.arange(errors + 1, dtype=torch.float64)
+    n = torch.tensor(float(trials), dtype=torch.float64)
+    ways = torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
+    return min(1.0, math.exp(torch.logsumexp(ways + k * math.log(rate) + (n - k) * math.log1p(-rate), 0)))
+
+
+def binomial_upper(errors: int, trials: int, delta: float) -> float:
+    """Clopper and Pearson's upper bound, exact in finite samples: with probability at least 1 - delta the rate behind
+    so many errors in so many independent trials is no larger."""
+    return _last(lambda rate: at_most(errors, trials, rate) >= delta, errors / trials) if trials else 1.0
+
+
+def binomial_lower(errors: int, trials: int, delta: float) -> float:
+    """The same from below."""
+    return 1 - binomial_upper(trials - errors, trials, delta)
+
+
+def sampled_mean_upper(mean: float, draws: int, delta: float) -> float:
+    """With probability at least 1 - delta the expectation of independent numbers in [0, 1] is no larger, given the
+    mean of so many of them (Hoeffding 1963, Theorem 1)."""
+    return kl_inverse(mean, math.log(1 / delta) / draws)
+
+
+def pac_bayes_kl(gibbs: float, kl: float, size: int, delta: float) -> float:
+    """Seeger (2002) and Maurer (2004): with probability at least 1 - delta, for all posteriors at once, the Gibbs error
+    is at most the p with kl(gibbs || p) = (kl + log(2 sqrt(size) / delta)) / size.
+
+    gibbs: the posterior's expected error on `size` examples; kl: its divergence in nats from a prior that was fixed
+    before these examples were seen.
+    """
+    return kl_inverse(gibbs, (kl + math.log(2 * math.sqrt(size) / delta)) / size)
+
+
+def _last(holds: Callable[[float], bool], low: float) -> float:
+    """The largest number in [low, 1] up to which a condition holds, by bisection, rounded to the safe side."""
+    high = 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return high
