@@ -1,0 +1,125 @@
+"""Measure the rate and write the page.
+
+    python -m benchmarks.rate [--device cuda] [--replicates 6] [--out docs/results/theory.md]
+
+What is measured is kept beside the page, one point of a curve after another; run again, it goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from benchmarks.race import ROOT
+from benchmarks.rate.measure import Unit, measure_all
+from benchmarks.rate.page import chart, render
+from benchmarks.worker import cores
+from pfedbayes.errors import UserError
+from pfedbayes.plan import choose_device
+from pfedbayes.runs import describe_code, describe_machine, now
+
+PAGE = ROOT / "docs" / "results" / "theory.md"
+SIZES = (50, 100, 200, 400, 800, 1600, 3200)
+FEW_SIZES = (50, 400, 3200)
+MAIN = tuple(Unit(f"β = {beta:g}", beta, dimension=1, size=size) for beta in (1.0, 2.0) for size in SIZES)
+# What bends a curve? The same points with one thing changed.
+CHANGES: dict[str, dict[str, Any]] = {
+    "no noise in the targets": {"exact": True},
+    "three times the rounds": {"rounds": 1200},
+    "four times the parameters": {"budget": 60.0},
+    "ζ = 10": {"zeta": 10.0},
+}
+CHANGED = tuple(
+    Unit(name, 1.0, dimension=1, size=size, **change) for name, change in CHANGES.items() for size in FEW_SIZES
+)
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.rate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--replicates", type=int, default=6, help="federations per point, each with its own functions")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[], help="only these n")
+    parser.add_argument("--rounds", type=int, help="other than the default, to see that it works")
+    parser.add_argument("--out", type=Path, default=PAGE, help="the page; what was measured lies beside it")
+    parser.add_argument("--render", action="store_true", help="measure nothing, make the page from what there is")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    wanted = arguments(argv)
+    raw = wanted.out.with_name(f"{wanted.out.stem}.json")
+    kept = json.loads(raw.read_text()) if raw.exists() else {"records": []}
+    if not wanted.render:
+        units = [unit for unit in (*MAIN, *CHANGED) if not wanted.sizes or unit.size in wanted.sizes]
+        if wanted.rounds:
+            units = [dataclasses.replace(unit, rounds=wanted.rounds) for unit in units]
+        device = choose_device(wanted.device)
+        kept["about"] = {"date": now(), "commit": describe_code()["commit"], "machine": describe_machine()}
+        for records in missing(units, wanted.replicates, kept["records"], device):
+            kept["records"] += records
+            replace_text(
+                raw, json.dumps(kept, indent=None, ensure_ascii=False).replace('{"series"', '\n{"series"') + "\n"
+            )
+    if not kept["records"]:
+        raise UserError(f"{raw} holds no measurements: run it without --render")
+    replace_text(wanted.out.with_suffix(".svg"), chart(kept["records"]))
+    replace_text(wanted.out, render(kept))
+    say(f"wrote {wanted.out}")
+
+
+def missing(
+    units: list[Unit], replicates: int, records: list[dict[str, Any]], device: str
+) -> Iterator[list[dict[str, Any]]]:
+    """Measure what is not there yet, unit by unit: one process per core, or one for a GPU."""
+    have = {(unit_of(record), record["replicate"]) for record in records}
+    work = {unit: [r for r in range(1, replicates + 1) if (unit, r) not in have] for unit in units}
+    work = {unit: numbers for unit, numbers in work.items() if numbers}
+    began = time.monotonic()
+    workers = 1 if device == "cuda" else cores()
+    context = multiprocessing.get_context("spawn")  # a forked process must not use torch's threads
+    with ProcessPoolExecutor(workers, context) as pool:
+        waiting = [pool.submit(measure_all, unit, numbers, device) for unit, numbers in work.items()]
+        for done, future in enumerate(as_completed(waiting), start=1):
+            measured = future.result()
+            yield measured
+            spent = time.monotonic() - began
+            unit = unit_of(measured[0])
+            left = spent / done * (len(work) - done)
+            say(f"{done}/{len(work)}  {unit.series}, n = {unit.size}  {spent:.0f} s, about {left:.0f} s left")
+
+
+def unit_of(record: dict[str, Any]) -> Unit:
+    return Unit(**{field.name: record[field.name] for field in dataclasses.fields(Unit)})
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write aside, force to disk and rename: the file is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.part")
+    with aside.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")
