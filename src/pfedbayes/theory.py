@@ -89,7 +89,7 @@ def scale_a(s: Setting) -> float:
     """Eq. (10): A = [(2H)^(2(L+1)) log(3 s_0 M) {(s_0 + 1 + 1/(H-1))^2 + 1/((2H)^2-1) + 2/(2H-1)^2}]^-1, H = BM."""
     h = s.weight_bound * s.width
     bracket = (s.inputs + 1 + 1 / (h - 1)) ** 2 + 1 / ((2 * h) ** 2 - 1) + 2 / (2 * h - 1) ** 2
-    return (2 * h) ** (-2.0 * (s.layers + 1)) / (math.log(3 * s.inputs * s.width) * bracket)
+    return math.pow(2 * h, -2 * (s.layers + 1)) / (math.log(3 * s.inputs * s.width) * bracket)
 
 
 def sigma_n_squared(s: Setting) -> float:
@@ -104,7 +104,7 @@ def _log_terms(s: Setting) -> float:
 
 def least_size(s: Setting) -> float:
     """The n below which Eq. (11) is negative, and says nothing: T / (s_0 M^(L+1))^2."""
-    return s.num_params / (s.inputs * s.width ** (s.layers + 1)) ** 2
+    return s.num_params * math.exp(-2 * (math.log(s.inputs) + (s.layers + 1) * math.log(s.width)))
 
 
 def r_n(s: Setting) -> float:
@@ -119,7 +119,7 @@ def epsilon_n(s: Setting) -> float:
     """
     spread = s.num_params * _log_terms(s)
     _require(spread >= 0, f"the paper's r_n is negative for n = {s.size}: it needs n > {least_size(s):.3g}")
-    return math.sqrt(spread / s.size) * math.log(s.size) ** s.constants.delta
+    return math.sqrt(spread / s.size) * math.pow(math.log(s.size), s.constants.delta)
 
 
 def xi_n(s: Setting) -> float:
@@ -128,7 +128,7 @@ def xi_n(s: Setting) -> float:
     It stands in for Eq. (12), which nobody can compute: the least squared distance, in the supremum norm, of a network
     with weights up to B from the true function.
     """
-    return float(s.constants.C_0 * s.num_params ** (-2 * s.smoothness / s.d))
+    return s.constants.C_0 * math.pow(s.num_params, -2 * s.smoothness / s.d)
 
 
 def lemma1(s: Setting, mean_objective: float) -> float:
@@ -180,7 +180,7 @@ def useful_size(s: Setting) -> int | None:
 
 def chosen_num_params(s: Setting) -> float:
     """Section 3: the number of parameters T = C_1 n^(d/(2 beta + d)) that balances estimation and approximation."""
-    return float(s.constants.C_1 * s.size ** (s.d / (2 * s.smoothness + s.d)))
+    return s.constants.C_1 * math.pow(s.size, s.d / (2 * s.smoothness + s.d))
 
 
 def width_for(num_params: float, inputs: int, outputs: int, layers: int = 1) -> int:
@@ -198,7 +198,7 @@ def rate_exponent(smoothness: float, dimension: float) -> float:
 
 def minimax_rate(s: Setting) -> float:
     """Eq. (25): n^(-2 beta/(2 beta + d)), which no estimator beats for all smooth functions; C_3 is taken as 1."""
-    return float(s.size ** rate_exponent(s.smoothness, s.d))
+    return math.pow(s.size, rate_exponent(s.smoothness, s.d))
 
 
 def convergence_rate(s: Setting) -> float:
@@ -206,7 +206,7 @@ def convergence_rate(s: Setting) -> float:
 
     Any delta' > delta will do; here it is delta itself, the limit.
     """
-    return s.constants.C_2 * minimax_rate(s) * math.log(s.size) ** (2 * s.constants.delta)
+    return s.constants.C_2 * minimax_rate(s) * math.pow(math.log(s.size), 2 * s.constants.delta)
 
 
 def hellinger_squared(f: Tensor, truth: Tensor, sigma_eps: float) -> Tensor:

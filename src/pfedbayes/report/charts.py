@@ -72,6 +72,28 @@ def line_chart(title: str, series: Sequence[Series], *, x_label: str, y_label: s
     return _svg(title, description, bottom + 44, parts)
 
 
+def log_chart(title: str, series: Sequence[Series], *, x_label: str, y_label: str, description: str) -> str:
+    """Lines over positive numbers on two logarithmic axes, where a power of x is a straight line."""
+    legend, top = _legend([_key(line.label, line.style, line.dash, line.thin) for line in series])
+    left, right, bottom = 54, WIDTH - 14, top + 230
+    heights = [y for line in series for y in line.y if math.isfinite(y) and y > 0]
+    if not heights:
+        return _nothing_to_draw(title)
+    x_ticks = sorted({x for line in series for x in line.x})
+    y_ticks = _log_ticks(min(heights), max(heights))
+    across, up = _log_scale(x_ticks[0], x_ticks[-1], left, right), _log_scale(y_ticks[0], y_ticks[-1], bottom, top)
+    parts = [
+        *legend,
+        *_y_axis(y_ticks, up, left, right, [f"{tick:g}" for tick in y_ticks]),
+        *_x_axis(x_ticks, across, bottom),
+        _axis_title(x_label, (left + right) / 2, bottom + 36),
+        _axis_title(y_label, 13, (top + bottom) / 2, turned=True),
+    ]
+    for line in sorted(series, key=lambda line: not line.thin):
+        parts += _line(line, across, up, at="n =")
+    return _svg(title, description, bottom + 44, parts)
+
+
 def bar_chart(
     title: str,
     series: Mapping[str, int],
@@ -199,6 +221,23 @@ def reliability_chart(
     return _svg(title, description, base + 44, parts)
 
 
+# The colours of the report's page on white, for a drawing that stands alone.
+_STYLE = (
+    "text{font:12px system-ui,sans-serif;fill:#59636e} .name{fill:#1b1f24} path{fill:none} .grid{stroke:#dfe3e8}"
+    ".axis{stroke:#59636e} .mark{fill:currentColor;stroke:#fff;stroke-width:.8}"
+    ".band{fill:currentColor;fill-opacity:.16}"
+    ".line{stroke:currentColor;stroke-width:2.2} .thin{stroke:currentColor;stroke-width:1.1}"
+    ".c0{color:#0072b2} .c1{color:#d55e00} .c2{color:#00805d} .c3{color:#a49}"
+)
+
+
+def standalone(svg: str) -> str:
+    """A chart as a file of its own, with the page's colours inside."""
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" style="background:#fff"><style>{_STYLE}</style>'
+    opening, _, rest = svg.partition(">")
+    return head.replace("<svg", opening, 1) + rest + "\n"
+
+
 def nice_ticks(low: float, high: float, at_most: int = 6) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten that enclose low and high, about at_most of them."""
     if high - low <= 1e-9 * max(abs(low), abs(high)):
@@ -210,6 +249,15 @@ def nice_ticks(low: float, high: float, at_most: int = 6) -> list[float]:
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least_step * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten that enclose low and high."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [float(f"{factor}e{power}") for power in powers for factor in (1, 2, 5)]
+    first = max(i for i, tick in enumerate(ticks) if tick <= low)
+    last = min(i for i, tick in enumerate(ticks) if tick >= high)
+    return ticks[first : last + 1]
 
 
 def _decimals(ticks: Sequence[float]) -> int:
@@ -228,6 +276,12 @@ def _tick_texts(ticks: Sequence[float]) -> list[str]:
 def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
     """The map from values to places on the page."""
     return lambda value: start + (value - low) / (high - low) * (end - start)
+
+
+def _log_scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
+    """As `_scale`, for logarithms; what is below the axis, zero and less included, lies on its end."""
+    place = _scale(math.log(low), math.log(high), start, end) if high > low else lambda _: (start + end) / 2
+    return lambda value: place(math.log(max(value, low)))
 
 
 def _svg(title: str, description: str, height: float, parts: Sequence[str], width: float = WIDTH) -> str:
@@ -255,11 +309,17 @@ def _axis_title(text: str, x: float, y: float, turned: bool = False) -> str:
     return f'<text class="name" x="{x:.0f}" y="{y:.0f}" text-anchor="middle"{turn}>{escape(text)}</text>'
 
 
-def _y_axis(ticks: Sequence[float], up: Callable[[float], float], left: float, right: float) -> list[str]:
+def _y_axis(
+    ticks: Sequence[float],
+    up: Callable[[float], float],
+    left: float,
+    right: float,
+    labels: Sequence[str] | None = None,
+) -> list[str]:
     return [
         _rule(left, up(tick), right, up(tick))
         + f'<text x="{left - 6:.0f}" y="{up(tick) + 4:.1f}" text-anchor="end">{label}</text>'
-        for tick, label in zip(ticks, _tick_texts(ticks), strict=True)
+        for tick, label in zip(ticks, labels or _tick_texts(ticks), strict=True)
     ]
 
 
@@ -285,7 +345,7 @@ def _shorten(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def _line(line: Series, across: Callable[[float], float], up: Callable[[float], float]) -> list[str]:
+def _line(line: Series, across: Callable[[float], float], up: Callable[[float], float], at: str = "round") -> list[str]:
     parts = []
     points = [(x, y, _finite(spread)) for x, y, spread in zip(line.x, line.y, line.spread, strict=True)]
     for finite, stretch in itertools.groupby(points, lambda point: math.isfinite(point[1])):
@@ -305,7 +365,7 @@ def _line(line: Series, across: Callable[[float], float], up: Callable[[float], 
         every = math.ceil(len(points) / 24)
         for x, y, spread in points[::-every]:
             if math.isfinite(y):
-                hint = _hint(f"{line.label}, round {x:g}: {_with_spread(y, spread)}")
+                hint = _hint(f"{line.label}, {at} {x:g}: {_with_spread(y, spread)}")
                 parts.append(f"<g>{_marker(line.style, across(x), up(y), 3)}{hint}</g>")
     return [f'<g class="c{line.style % COLOURS}">', *parts, "</g>"]
 
