@@ -34,6 +34,7 @@ MAIN = tuple(Unit(f"β = {beta:g}", beta, dimension=1, size=size) for beta in (1
 # What bends a curve? The same points, fewer of them, with one thing changed.
 CHANGES: dict[str, dict[str, Any]] = {
     "no noise in the targets": {"exact": True},
+    "nor in the weights, and no prior": {"exact": True, "zeta": 0.0, "weight_noise": 0.0},
     "three times the rounds": {"rounds": 1200},
     "a third of the parameters": {"budget": 5.0},
     "three times the parameters": {"budget": 45.0},

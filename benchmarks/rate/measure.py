@@ -33,8 +33,8 @@ POINTS = 2000  # at which a posterior is compared with its function
 class Unit:
     """One point of a curve: `size` examples per client of functions of this smoothness, and how they are trained on.
 
-    budget is the C_1 of the corollary T = C_1 n^(d/(2 beta + d)). exact: targets without noise, so that what is left of
-    the error is the net's and the optimiser's fault.
+    budget is the C_1 of the corollary T = C_1 n^(d/(2 beta + d)). exact: targets without noise, so that the error is
+    bias alone. weight_noise: 0 with zeta 0 is a network and no posterior, so that the bias is the optimiser's alone.
     """
 
     series: str
@@ -46,6 +46,7 @@ class Unit:
     rounds: int = 400
     eta: float = 0.005
     exact: bool = False
+    weight_noise: float = 1.0
 
     @cached_property
     def setting(self) -> Setting:
@@ -54,7 +55,7 @@ class Unit:
             size=self.size,
             inputs=self.dimension,
             outputs=1,
-            zeta=self.zeta,
+            zeta=max(1.0, self.zeta),
             smoothness=self.smoothness,
             constants=Constants(C_1=self.budget),
         )
@@ -111,7 +112,7 @@ def measure(unit: Unit, replicate: int, device: str) -> dict[str, Any]:
 def _train(unit: Unit, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], seed: int, device: str) -> Federation:
     shards = Shards.from_arrays([(x[i].astype(np.float32), y[i].astype(np.float32)) for i in range(CLIENTS)])
     model = Model(Net(mlp([unit.dimension, unit.setting.width, 1])), Regression(SIGMA_EPS))
-    method = PFedBayes(zeta=unit.zeta, eta_personal=unit.eta, eta_global=unit.eta)
+    method = PFedBayes(zeta=unit.zeta, eta_personal=unit.eta, eta_global=unit.eta, noise_std=unit.weight_noise)
     training = Training(rounds=unit.rounds, batch_size=BATCH, seed=seed)
     plan = plan_for(model, method, training, CLIENTS, 1, device)
     # The nets are tiny: a step is all overhead, which a compiler takes away and threads do not.
