@@ -81,14 +81,19 @@ def main(argv: list[str] | None = None) -> None:
     say(f"wrote {wanted.out}")
 
 
+def to_do(units: list[Unit], replicates: int, records: list[dict[str, Any]]) -> dict[Unit, list[int]]:
+    """The replicates of each unit that are not among the records."""
+    have = {(unit_of(record), record["replicate"]) for record in records}
+    most = {unit: min(replicates, CHANGED_REPLICATES) if unit.series in CHANGES else replicates for unit in units}
+    left = {unit: [r for r in range(1, most[unit] + 1) if (unit, r) not in have] for unit in units}
+    return {unit: numbers for unit, numbers in left.items() if numbers}
+
+
 def missing(
     units: list[Unit], replicates: int, records: list[dict[str, Any]], device: str
 ) -> Iterator[list[dict[str, Any]]]:
     """Measure what is not there yet, unit by unit: one process per core, or one for a GPU."""
-    have = {(unit_of(record), record["replicate"]) for record in records}
-    most = {unit: min(replicates, CHANGED_REPLICATES) if unit.series in CHANGES else replicates for unit in units}
-    work = {unit: [r for r in range(1, most[unit] + 1) if (unit, r) not in have] for unit in units}
-    work = {unit: numbers for unit, numbers in work.items() if numbers}
+    work = to_do(units, replicates, records)
     began = time.monotonic()
     workers = 1 if device == "cuda" else cores()
     context = multiprocessing.get_context("spawn")  # a forked process must not use torch's threads

@@ -25,8 +25,9 @@ class Case(NamedTuple):
 
 
 class Term(NamedTuple):
-    """A line of the table: the paper's letter and equation, the value, and what it is."""
+    """A line of the table: its name for scripts, the paper's letter and equation, the value, and what it is."""
 
+    name: str
     letter: str
     equation: str
     value: float
@@ -91,19 +92,20 @@ def adapted(setting: Setting, **given: Any) -> Setting:
 
 def terms(s: Setting) -> list[Term]:
     """The quantities of Section 3, in the paper's order."""
+    exponent = theory.rate_exponent(s.smoothness, s.d)
     return [
-        Term("T", "", s.num_params, "parameters of the network"),
-        Term("A", "(10)", theory.scale_a(s), "scale of the weights' variance in the proof"),
-        Term("σ_n", "(9)", math.sqrt(theory.sigma_n_squared(s)), "standard deviation of a weight in the proof"),
-        Term("r_n", "(11)", theory.r_n(s), "estimation error"),
-        Term("ξ_n", "(21)", theory.xi_n(s), f"approximation error for β = {s.smoothness:g}, d = {s.d:g}"),
-        Term("ε_n²", "(13)", theory.epsilon_n(s) ** 2, "estimation error with its logarithm: r_n log^2δ n"),
-        Term("Lemma 2", "(19)", theory.lemma2(s), "bound on a client's objective l_n + ζ KL"),
-        Term("Lemma 1", "(18)", theory.lemma1(s, 0.0), "what it adds to the objective / (n ζ): C ε_n²"),
-        Term("Theorem 1", "(20)", theory.theorem1(s), "bound on the averaged squared Hellinger distance"),
-        Term("T*", "", theory.chosen_num_params(s), "the T that the corollary chooses"),
-        Term("rate", "(25)", theory.minimax_rate(s), f"minimax rate n^{theory.rate_exponent(s.smoothness, s.d):.3g}"),
-        Term("rate · log", "(22)", theory.convergence_rate(s), "the same with the corollary's logarithm"),
+        Term("num_params", "T", "", s.num_params, "parameters of the network"),
+        Term("scale_a", "A", "(10)", theory.scale_a(s), "scale of σ_n²"),
+        Term("sigma_n", "σ_n", "(9)", math.sqrt(theory.sigma_n_squared(s)), "spread of a weight in the proof"),
+        Term("r_n", "r_n", "(11)", theory.r_n(s), "estimation error"),
+        Term("xi_n", "ξ_n", "(21)", theory.xi_n(s), f"approximation error, β = {s.smoothness:g}, d = {s.d:g}"),
+        Term("epsilon_n_squared", "ε_n²", "(13)", theory.epsilon_n(s) ** 2, "r_n log^2δ(n)"),
+        Term("lemma1", "Lemma 1", "(18)", theory.lemma1(s, 0.0), "added to the objective over n: C ε_n²"),
+        Term("lemma2", "Lemma 2", "(19)", theory.lemma2(s), "bound on the objective l_n + ζ KL"),
+        Term("theorem1", "Theorem 1", "(20)", theory.theorem1(s), "bound on the squared Hellinger distance"),
+        Term("chosen_num_params", "T", "Sec. 3", theory.chosen_num_params(s), "what the corollary chooses for T"),
+        Term("minimax_rate", "", "(25)", theory.minimax_rate(s), f"minimax rate n^{exponent:.3g}"),
+        Term("convergence_rate", "", "(22)", theory.convergence_rate(s), "that rate times log^2δ(n)"),
     ]
 
 
@@ -113,20 +115,26 @@ def words(s: Setting) -> list[str]:
     says = f"that the averaged squared Hellinger distance is at most {bound:.3g}"
     if bound < LARGEST_DISTANCE:
         told = [f"The bound says something at this size: {says}, where 1 would be the largest that there is."]
+    elif useful is not None:
+        told = [
+            f"The bound is vacuous at this size: it says {says}, and that can never exceed 1 anyway.",
+            f"It would say something from n = {useful:.3g} per client on.",
+        ]
     else:
-        told = [f"The bound is vacuous at this size: it says {says}, which can never exceed 1."]
-        if useful is not None:
-            told.append(f"It would say something from n = {useful:.3g} per client.")
-        else:
-            share = s.constants.C_second * theory.xi_n(s) / s.zeta
-            told.append(f"No n makes it say something: the approximation error alone counts {share:.3g}.")
+        share = s.constants.C_second * theory.xi_n(s) / s.zeta
+        told = [
+            f"The bound is vacuous at this size: it says {says}, and that can never exceed 1 anyway.",
+            f"No n makes it say something: the approximation error alone counts {share:.3g}.",
+        ]
     variance = theory.sigma_n_squared(s)
     if variance > s.weight_bound**2:
         told.append(f"Assumption 3 does not hold: σ_n² = {variance:.3g} is more than B² = {s.weight_bound**2:.3g}.")
+    unknown = dataclasses.asdict(s.constants)
+    delta = unknown.pop("delta")
     told.append(
-        "The paper gives no values for C, C', C'', C_0, C_1 and C_2. Here they are "
-        + ("1" if s.constants == dataclasses.replace(Constants(), delta=s.constants.delta) else "as given")
-        + f" and δ = {s.constants.delta:g}, so the figures show how the bound grows, not how large it is."
+        "The paper gives no values for the constants C. Here they are "
+        + ("all 1" if set(unknown.values()) == {1.0} else ", ".join(f"{k} = {v:g}" for k, v in unknown.items()))
+        + f", and δ = {delta:g}: the figures show how the bound grows, not how large it is."
     )
     return told
 
@@ -136,7 +144,7 @@ def as_json(case: Case) -> dict[str, Any]:
     s = case.setting
     return {
         "setting": dataclasses.asdict(s) | {"dimension": s.d},
-        "terms": {term.letter: term.value for term in terms(s)},
+        "terms": {term.name: term.value for term in terms(s)},
         "vacuous": theory.theorem1(s) >= LARGEST_DISTANCE,
         "useful_size": theory.useful_size(s),
         "notes": list(case.notes),

@@ -263,7 +263,8 @@ def bound(
     for heading in ("term", "equation", "value", "what it is"):
         table.add_column(heading, justify="right" if heading == "value" else "left")
     for term in theorem.terms(s):
-        table.add_row(term.letter, term.equation, f"{term.value:,.4g}", term.meaning)
+        value = f"{term.value:,}" if isinstance(term.value, int) else f"{term.value:.4g}"
+        table.add_row(term.letter, term.equation, value, term.meaning)
     Console().print(table)
     for sentence in [*theorem.words(s), *(f"Note: {note}." for note in case.notes)]:
         typer.echo(sentence)
