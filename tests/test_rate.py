@@ -12,8 +12,9 @@ import pytest
 from benchmarks.rate import __main__ as command
 from benchmarks.rate import page
 from benchmarks.rate.functions import draw_functions
-from benchmarks.rate.measure import CLIENTS, Unit, measure
+from benchmarks.rate.measure import CLIENTS, measure
 from benchmarks.rate.slopes import errors_of, fit, slope
+from benchmarks.rate.units import CHANGED, CHANGES, MAIN, Unit
 from pfedbayes import theory
 
 
@@ -140,13 +141,13 @@ class TestCommand:
         out = tmp_path / "theory.md"
         command.main(["--out", str(out), "--replicates", "2", "--sizes", "50", "400"])
         first = len(measured)
-        assert first == 2 * (4 + 2 * len(command.CHANGES))
+        assert first == 2 * (4 + 2 * len(CHANGES))
         command.main(["--out", str(out), "--replicates", "2", "--sizes", "50", "400", "3200"])
         assert {unit.size for unit, _ in measured[first:]} == {3200}
         text = out.read_text()
         assert "| β = 1 | L2 error of the mean prediction | -0.67 [-0.67, -0.67] | -0.67 |" in text
         assert "| β = 2 | squared Hellinger distance | -0.80 [-0.80, -0.80] | -0.80 |" in text
-        assert all(change in text for change in command.CHANGES)
+        assert all(change in text for change in CHANGES)
         ElementTree.parse(tmp_path / "theory.svg")  # noqa: S314
         command.main(["--out", str(out), "--render"])
         assert out.read_text() == text
@@ -157,9 +158,9 @@ class TestCommand:
             command.main(["--out", str(tmp_path / "theory.md"), "--render"])
 
     def test_replicates_of_changed_curves_are_few(self):
-        todo = command.to_do([*command.MAIN, *command.CHANGED], 5, [])
-        assert {len(numbers) for unit, numbers in todo.items() if unit.series in command.CHANGES} == {3}
-        assert {len(numbers) for unit, numbers in todo.items() if unit.series not in command.CHANGES} == {5}
+        todo = command.to_do([*MAIN, *CHANGED], 5, [])
+        assert {len(numbers) for unit, numbers in todo.items() if unit.series in CHANGES} == {3}
+        assert {len(numbers) for unit, numbers in todo.items() if unit.series not in CHANGES} == {5}
 
 
 def test_the_committed_page_is_what_the_committed_measurements_say():

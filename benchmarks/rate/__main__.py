@@ -20,30 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.race import ROOT
-from benchmarks.rate.measure import Unit, measure_all
+from benchmarks.rate.measure import measure_all
 from benchmarks.rate.page import chart, render
+from benchmarks.rate.units import CHANGED, CHANGED_REPLICATES, CHANGES, MAIN, Unit, unit_of
 from benchmarks.worker import cores
 from pfedbayes.errors import UserError
 from pfedbayes.plan import choose_device
 from pfedbayes.runs import describe_code, describe_machine, now
 
 PAGE = ROOT / "docs" / "results" / "theory.md"
-SIZES = (50, 100, 200, 400, 800, 1600, 3200)
-FEW_SIZES = (50, 400, 3200)
-MAIN = tuple(Unit(f"β = {beta:g}", beta, dimension=1, size=size) for beta in (1.0, 2.0) for size in SIZES)
-# What bends a curve? The same points, fewer of them, with one thing changed.
-CHANGES: dict[str, dict[str, Any]] = {
-    "no noise in the targets": {"exact": True},
-    "nor in the weights, and no prior": {"exact": True, "zeta": 0.0, "weight_noise": 0.0},
-    "three times the rounds": {"rounds": 1200},
-    "a third of the parameters": {"budget": 5.0},
-    "three times the parameters": {"budget": 45.0},
-    "ζ = 10": {"zeta": 10.0},
-}
-CHANGED = tuple(
-    Unit(name, 1.0, dimension=1, size=size, **change) for name, change in CHANGES.items() for size in FEW_SIZES
-)
-CHANGED_REPLICATES = 3
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -106,10 +91,6 @@ def missing(
             unit = unit_of(measured[0])
             left = spent / done * (len(work) - done)
             say(f"{done}/{len(work)}  {unit.series}, n = {unit.size}  {spent:.0f} s, about {left:.0f} s left")
-
-
-def unit_of(record: dict[str, Any]) -> Unit:
-    return Unit(**{field.name: record[field.name] for field in dataclasses.fields(Unit)})
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.rate.functions import draw_functions
+from benchmarks.rate.units import Unit
 from pfedbayes.data import Shards
 from pfedbayes.engine import Federation, Training, plan_for
 from pfedbayes.gaussian import kl, mean_field
@@ -19,7 +18,7 @@ from pfedbayes.likelihoods import Regression
 from pfedbayes.methods import PFedBayes
 from pfedbayes.nets import Model, Net, mlp
 from pfedbayes.plan import has_compiler
-from pfedbayes.theory import Constants, Setting, chosen_num_params, hellinger_squared, width_for
+from pfedbayes.theory import hellinger_squared
 
 CLIENTS = 10
 DIFFERENCE = 0.5  # of the clients' functions, see `draw_functions`
@@ -27,40 +26,6 @@ SIGMA_EPS = 1.0  # as large as the functions: so that what can be learned, and n
 BATCH = 400
 DRAWS = 50
 POINTS = 2000  # at which a posterior is compared with its function
-
-
-@dataclass(frozen=True)
-class Unit:
-    """One point of a curve: `size` examples per client of functions of this smoothness, and how they are trained on.
-
-    budget is the C_1 of the corollary T = C_1 n^(d/(2 beta + d)). exact: targets without noise, so that the error is
-    bias alone. weight_noise: 0 with zeta 0 is a network and no posterior, so that the bias is the optimiser's alone.
-    """
-
-    series: str
-    smoothness: float
-    dimension: int
-    size: int
-    zeta: float = 1.0
-    budget: float = 15.0
-    rounds: int = 400
-    eta: float = 0.005
-    exact: bool = False
-    weight_noise: float = 1.0
-
-    @cached_property
-    def setting(self) -> Setting:
-        """The unit in the words of the theory, with the width that the corollary chooses."""
-        wanted = Setting(
-            size=self.size,
-            inputs=self.dimension,
-            outputs=1,
-            zeta=max(1.0, self.zeta),
-            smoothness=self.smoothness,
-            constants=Constants(C_1=self.budget),
-        )
-        width = width_for(chosen_num_params(wanted), self.dimension, 1)
-        return dataclasses.replace(wanted, width=width)
 
 
 def measure_all(unit: Unit, replicates: list[int], device: str) -> list[dict[str, Any]]:

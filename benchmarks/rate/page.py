@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.rate.measure import CLIENTS, DIFFERENCE, DRAWS, SIGMA_EPS, Unit
+from benchmarks.rate.measure import CLIENTS, DIFFERENCE, DRAWS, SIGMA_EPS
 from benchmarks.rate.slopes import Slope, errors_of, fit, slope
+from benchmarks.rate.units import CHANGES, unit_of
 from pfedbayes import theory
 from pfedbayes.report.charts import Series, log_chart, standalone
 
@@ -73,17 +74,10 @@ def curves(records: Records) -> dict[str, Records]:
     return found
 
 
-def is_main(records: Records) -> bool:
-    """Whether a curve has been measured as the theory wants it, with nothing changed."""
-    record = records[0]
-    plain = Unit(record["series"], record["smoothness"], record["dimension"], record["size"])
-    return all(record[name] == value for name, value in dataclasses.asdict(plain).items())
-
-
 def chart(records: Records) -> str:
     """The error of the mean prediction and the posterior's against n, with the theoretical slope beside them."""
     series = []
-    main = [(label, own) for label, own in curves(records).items() if is_main(own)]
+    main = [(label, own) for label, own in curves(records).items() if label not in CHANGES]
     for k, (label, own) in enumerate(sorted(main)):
         for name, dash in (("l2", ""), ("l2_of_mean", "5 3")):
             sizes, errors = errors_of(own, name)
@@ -110,8 +104,8 @@ def render(kept: dict[str, Any]) -> str:
     """The page."""
     records: Records = kept["records"]
     about = kept["about"]
-    main = {label: own for label, own in sorted(curves(records).items()) if is_main(own)}
-    changed = {label: own for label, own in curves(records).items() if not is_main(own)}
+    main = {label: own for label, own in sorted(curves(records).items()) if label not in CHANGES}
+    changed = {label: own for label, own in curves(records).items() if label in CHANGES}
     first = records[0]
     parts = [
         HEADER.format(on=about["machine"]["gpu"] or about["machine"]["cpu"], **about),
@@ -143,8 +137,7 @@ def bound_rows() -> Iterator[list[str]]:
 
 def setting_of(record: dict[str, Any]) -> theory.Setting:
     """The setting of a record, with the constants at 1."""
-    unit = Unit(**{field.name: record[field.name] for field in dataclasses.fields(Unit)})
-    return dataclasses.replace(unit.setting, constants=theory.Constants())
+    return dataclasses.replace(unit_of(record).setting, constants=theory.Constants())
 
 
 def slope_rows(main: dict[str, Records]) -> Iterator[list[str]]:

@@ -233,9 +233,8 @@ _STYLE = (
 
 def standalone(svg: str) -> str:
     """A chart as a file of its own, with the page's colours inside."""
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" style="background:#fff"><style>{_STYLE}</style>'
-    opening, _, rest = svg.partition(">")
-    return head.replace("<svg", opening, 1) + rest + "\n"
+    opening = '<svg xmlns="http://www.w3.org/2000/svg" style="background:#fff" '
+    return svg.replace("<svg ", opening, 1).removesuffix("</svg>") + f"<style>{_STYLE}</style></svg>\n"
 
 
 def nice_ticks(low: float, high: float, at_most: int = 6) -> list[float]:
