@@ -68,6 +68,15 @@ class TestCase:
             pass
         assert bound.case_of(tmp_path / "run") == bound.case_of(path)
 
+    def test_a_federation_kept_from_python_does_not_know_its_data(self, tmp_path):
+        from federations import trained
+        from pfedbayes.execution import save
+        from pfedbayes.methods import PFedBayes
+
+        save(trained(PFedBayes()), tmp_path / "kept")
+        with pytest.raises(UserError, match="no data and no net"):
+            bound.case_of(tmp_path / "kept")
+
     def test_what_the_theorem_assumes_otherwise_is_said(self, tmp_path):
         text = """
             [data]
@@ -153,12 +162,13 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            (["--n", 1], "size must be at least 2"),
+            (["--n", 1], "n must be at least 2"),
             (["--zeta", 0.5], "zeta of at least 1"),
             (["--constant", "Cprime=2"], "did you mean 'C_prime'?"),
             (["--constant", "C=big"], "give a number"),
+            (["--constant", "C"], "write NAME=VALUE"),
             (["--constant", "C=-1"], "C must be positive"),
-            (["--bound", 0], "weight_bound times width"),
+            (["--bound", 0], "B times the width M"),
             (["missing.toml"], "missing.toml"),
             ([EXPERIMENTS], "not a run folder"),
         ],

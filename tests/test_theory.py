@@ -243,13 +243,13 @@ def test_lemma_A2_is_what_numerical_optimisation_finds():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"size": 1}, "size must be at least 2"),
+        ({"size": 1}, "n must be at least 2"),
         ({"width": 1}, "width must be at least 2"),
         ({"layers": 0}, "layers must be at least 1"),
-        ({"weight_bound": 0.01}, "weight_bound times width"),
+        ({"weight_bound": 0.01}, "B times the width M"),
         ({"zeta": 0.5}, "zeta of at least 1"),
-        ({"smoothness": 0.0}, "smoothness must be positive"),
-        ({"dimension": -1.0}, "dimension must be positive"),
+        ({"smoothness": 0.0}, "beta, the smoothness, must be positive"),
+        ({"dimension": -1.0}, "d, the dimension, must be positive"),
     ],
 )
 def test_what_the_theory_does_not_cover_is_refused(given, words):

@@ -38,6 +38,8 @@ def constants_of(texts: Sequence[str]) -> Constants:
     """The constants of the paper from texts such as "C_prime=2"."""
     values = {}
     for text in texts:
+        if "=" not in text:
+            raise UserError(f"--constant {text!r} is not understood: write NAME=VALUE, e.g. --constant C_prime=2")
         _, name, value = parse_override(f"constants.{text}")
         values[name] = value
     return build(Constants, values, "constants")
@@ -47,8 +49,7 @@ def case_of(source: Path | None, data_dir: Path | None = None) -> Case:
     """The setting of an experiment file or a run folder; without one the paper's medium MNIST."""
     if source is None:
         return Case(Setting())
-    sections = runs.read(source).config if source.is_dir() else read_toml(source)
-    experiment = from_sections(sections)
+    experiment = from_sections(_sections(source))
     name = method_name(experiment.method)
     if not isinstance(experiment.method, PFedBayes):
         raise UserError(f"{source} trains {name}, and the theorem is about pfedbayes: give an experiment of that")
@@ -58,6 +59,15 @@ def case_of(source: Path | None, data_dir: Path | None = None) -> Case:
             "layers: leave the file out and give --n, --layers, --width and --inputs of one"
         )
     return _case(experiment, experiment.method, data_dir)
+
+
+def _sections(source: Path) -> dict[str, Any]:
+    if not source.is_dir():
+        return read_toml(source)
+    run = runs.read(source)
+    if run.info["digest"] is None:
+        raise UserError(f"{source} holds no data and no net: leave it out and give --n, --layers, --width and --inputs")
+    return run.config
 
 
 def _case(experiment: Experiment, method: PFedBayes, data_dir: Path | None) -> Case:

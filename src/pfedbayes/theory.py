@@ -65,13 +65,18 @@ class Setting:
     constants: Constants = Constants()
 
     def __post_init__(self) -> None:
-        for name, least in (("size", 2), ("layers", 1), ("width", 2), ("inputs", 1), ("outputs", 1)):
+        _require(self.size >= 2, f"n must be at least 2, got {self.size}")
+        for name, least in (("layers", 1), ("width", 2), ("inputs", 1), ("outputs", 1)):
             _require(getattr(self, name) >= least, f"{name} must be at least {least}, got {getattr(self, name)}")
         product = self.weight_bound * self.width
-        _require(product > 1, f"weight_bound times width must be more than 1, got {product:g}: A divides by BM - 1")
+        _require(
+            product > 1, f"the bound B times the width M must be more than 1, got {product:g}: A divides by BM - 1"
+        )
         _require(self.zeta >= 1, f"the theorem needs zeta of at least 1, got {self.zeta:g}")
-        _require(self.smoothness > 0, f"smoothness must be positive, got {self.smoothness:g}")
-        _require(self.dimension is None or self.dimension > 0, f"dimension must be positive, got {self.dimension}")
+        _require(self.smoothness > 0, f"beta, the smoothness, must be positive, got {self.smoothness:g}")
+        _require(
+            self.dimension is None or self.dimension > 0, f"d, the dimension, must be positive, got {self.dimension}"
+        )
 
     @property
     def num_params(self) -> int:
