@@ -53,8 +53,8 @@ n and T, which their logarithms make flatter.
 BENT = """
 ## What bends the curve
 
-The curve for β = 1 once more at fewer n, each time with one thing changed: L2 error of the mean prediction and, in
-brackets, averaged over the posterior. All rows are of the same functions.
+The curve for β = 1 once more at fewer n, each time with one thing changed: L2 error of the mean prediction, and what it
+was for the same functions and data without the change.
 
 """
 LEMMAS = """
@@ -179,19 +179,21 @@ def lemma_rows(main: dict[str, Records]) -> Iterator[list[str]]:
 
 
 def bent_table(main: dict[str, Records], changed: dict[str, Records]) -> str:
-    """L2 errors by change, on the replicates and sizes that the first changed curve has."""
-    some = next(iter(changed.values()))
-    sizes, replicates = sorted({record["size"] for record in some}), {record["replicate"] for record in some}
-    (plain,) = (own for own in main.values() if own[0]["smoothness"] == some[0]["smoothness"])
-    same = [record for record in plain if record["size"] in sizes and record["replicate"] in replicates]
+    """The error of the mean prediction by change, each time beside the unchanged one of the same functions."""
+    sizes = sorted({record["size"] for own in changed.values() for record in own})
     rows = []
-    for label, own in {"as it was": same, **changed}.items():
-        own_sizes, of_mean = errors_of(own, "l2_of_mean")
-        if own_sizes == sizes:
-            _, of_all = errors_of(own, "l2")
-            pairs = zip(of_mean.mean((0, 1)), of_all.mean((0, 1)), strict=True)
-            rows.append([label, *(f"{a:.3g} ({b:.3g})" for a, b in pairs), interval(slope(sizes, of_mean))])
-    return table(["change", *(f"n = {size:,}" for size in sizes), "slope of the first"], rows)
+    for label, own in changed.items():
+        (plain,) = (other for other in main.values() if other[0]["smoothness"] == own[0]["smoothness"])
+        cells, replicates = [], set()
+        for size in sizes:
+            found = {record["replicate"]: mean(record, "l2_of_mean") for record in own if record["size"] == size}
+            was = {record["replicate"]: mean(record, "l2_of_mean") for record in plain if record["size"] == size}
+            both = sorted(found.keys() & was.keys())
+            pair = (np.mean([values[r] for r in both]) for values in (found, was))
+            cells.append("{:.3g} (was {:.3g})".format(*pair) if both else "–")
+            replicates |= {len(both)} - {0}
+        rows.append([label, *cells, " or ".join(map(str, sorted(replicates)))])
+    return table(["change", *(f"n = {size:,}" for size in sizes), "replicates"], rows)
 
 
 def mean(record: dict[str, Any], name: str) -> float:
