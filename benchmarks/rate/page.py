@@ -67,7 +67,7 @@ the smallest C and C' with which they hold at that n (ξ_n left out, C = 0 where
 
 
 def curves(records: Records) -> dict[str, Records]:
-    """The records by curve, in their order of appearance on the command's list."""
+    """The records by curve."""
     found: dict[str, Records] = {}
     for record in records:
         found.setdefault(record["series"], []).append(record)
@@ -105,7 +105,8 @@ def render(kept: dict[str, Any]) -> str:
     records: Records = kept["records"]
     about = kept["about"]
     main = {label: own for label, own in sorted(curves(records).items()) if label not in CHANGES}
-    changed = {label: own for label, own in curves(records).items() if label in CHANGES}
+    found = curves(records)
+    changed = {label: found[label] for label in CHANGES if label in found}
     first = records[0]
     parts = [
         HEADER.format(on=about["machine"]["gpu"] or about["machine"]["cpu"], **about),
