@@ -24,7 +24,8 @@ ERRORS = {
 }
 HEADER = """# Theory, measured
 
-Written by `python -m benchmarks.rate` from the measurements beside it ({date}, {on}, commit {commit}); do not edit.
+Written by `python -m benchmarks.rate` from the measurements beside it; do not edit. The last of them were made on
+{date} ({on}, commit {commit}), earlier ones may be of earlier commits.
 What it means is in [../theory.md](../theory.md).
 
 ## The bound at the paper's sizes

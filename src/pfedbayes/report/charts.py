@@ -75,7 +75,7 @@ def line_chart(title: str, series: Sequence[Series], *, x_label: str, y_label: s
 def log_chart(title: str, series: Sequence[Series], *, x_label: str, y_label: str, description: str) -> str:
     """Lines over positive numbers on two logarithmic axes, where a power of x is a straight line."""
     legend, top = _legend([_key(line.label, line.style, line.dash, line.thin) for line in series])
-    left, right, bottom = 54, WIDTH - 14, top + 230
+    left, right, bottom = 54, WIDTH - 24, top + 230
     heights = [y for line in series for y in line.y if math.isfinite(y) and y > 0]
     if not heights:
         return _nothing_to_draw(title)
