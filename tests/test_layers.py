@@ -17,12 +17,12 @@ ROOT = Path(pfedbayes.__file__).parent
 LAYERS: list[list[set[str]]] = [
     [
         {"errors", "gaussian", "memory", "optim", "polyagamma", "streams", "trees", "likelihoods", "metrics"}
-        | {"bounds", "conformal", "abstention"}
+        | {"bounds", "conformal", "abstention", "theory"}
     ],
     [{"nets", "reparametrisation"}],
     [{"methods"}, {"data"}],
     [{"clients", "engine", "personalisation", "plan", "population", "prediction"}],
-    [{"certificate", "config", "experiment", "execution", "modules", "runs", "stopping", "uncertainty"}],
+    [{"certificate", "config", "experiment", "execution", "modules", "runs", "stopping", "theorem", "uncertainty"}],
     [{"report", "sweep", "figure3", "cli"}],
 ]
 CORE = set().union(*(part for layer in LAYERS[:4] for part in layer))

@@ -119,3 +119,38 @@ def test_user_text_is_escaped() -> None:
     ):
         assert parse(svg)[0].text == NASTY
         assert "<b>" not in svg
+
+
+def powers(label: str = "a", factor: float = 1.0) -> charts.Series:
+    sizes = [10.0, 100.0, 1000.0]
+    return charts.Series(label, sizes, [factor * 4 / size for size in sizes], [0.01, 0.0, math.nan], 0)
+
+
+def test_on_logarithmic_axes_a_power_is_a_straight_line() -> None:
+    svg = charts.log_chart(NASTY, [powers(NASTY)], x_label="n", y_label="error", description="d")
+    root = parse(svg)
+    _key, path = (e.attrib["d"] for e in root.iter("path") if e.attrib["class"] == "line")
+    (x0, y0), (x1, y1), (x2, y2) = (map(float, point.split()) for point in path.removeprefix("M").split("L"))
+    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.11)
+    assert y1 - y0 == pytest.approx(y2 - y1, abs=0.11)
+    assert y1 > y0, "the error falls"
+    texts = [element.text for element in root.iter("text")]
+    assert {"10", "100", "1,000", "0.002", "0.5"} <= set(texts)
+
+
+@pytest.mark.parametrize("values", [[math.nan] * 3, [0.0] * 3, [-1.0, 0.0, math.nan]])
+def test_logarithmic_axes_need_a_positive_number(values: list[float]) -> None:
+    line = charts.Series("a", [1.0, 2.0, 3.0], values, [0.0] * 3, 0)
+    assert "no finite values" in charts.log_chart("t", [line], x_label="", y_label="", description="d")
+
+
+def test_on_logarithmic_axes_one_point_and_a_band_down_to_zero_can_be_drawn() -> None:
+    line = charts.Series("a", [5.0], [0.3], [0.4], 0)
+    assert "nan" not in charts.log_chart("t", [line, powers()], x_label="", y_label="", description="d")
+    parse(charts.log_chart("t", [line], x_label="", y_label="", description="d"))
+
+
+def test_a_chart_that_stands_alone_brings_its_colours() -> None:
+    root = ET.fromstring(charts.standalone(charts.log_chart("t", [powers()], x_label="", y_label="", description="d")))  # noqa: S314
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert ".c0 {" in "".join(root.itertext())

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib import resources
 
 WIDTH = 420
 COLOURS = 8
@@ -80,6 +81,28 @@ def line_chart(title: str, series: Sequence[Series], *, x_label: str, y_label: s
     # The lines that matter are drawn last, above the others.
     for line in sorted(series, key=lambda line: not line.thin):
         parts += _line(line, across, up, x_label)
+    return _svg(title, description, bottom + 44, parts)
+
+
+def log_chart(title: str, series: Sequence[Series], *, x_label: str, y_label: str, description: str) -> str:
+    """Lines over positive numbers on two logarithmic axes, where a power of x is a straight line."""
+    legend, top = _legend([_key(line.label, line.style, line.dash, line.thin) for line in series])
+    left, right, bottom = 54, WIDTH - 24, top + 230
+    heights = [y for line in series for y in line.y if math.isfinite(y) and y > 0]
+    if not heights:
+        return _nothing_to_draw(title)
+    x_ticks = sorted({x for line in series for x in line.x})
+    y_ticks = _log_ticks(min(heights), max(heights))
+    across, up = _log_scale(x_ticks[0], x_ticks[-1], left, right), _log_scale(y_ticks[0], y_ticks[-1], bottom, top)
+    parts = [
+        *legend,
+        *_y_axis(y_ticks, up, left, right, [f"{tick:g}" for tick in y_ticks]),
+        *_x_axis(x_ticks, across, bottom),
+        _axis_title(x_label, (left + right) / 2, bottom + 36),
+        _axis_title(y_label, 13, (top + bottom) / 2, turned=True),
+    ]
+    for line in sorted(series, key=lambda line: not line.thin):
+        parts += _line(line, across, up, "n =")
     return _svg(title, description, bottom + 44, parts)
 
 
@@ -224,6 +247,14 @@ def grid(title: str, description: str, panels: Sequence[tuple[str, str]], column
     return _svg(title, description, -(-len(panels) // columns) * height, parts, columns * width)
 
 
+def standalone(svg: str) -> str:
+    """A chart as a file of its own, with the colours that it has on a page."""
+    style = resources.files(__package__).joinpath("style.css").read_text("utf-8")
+    start = svg.index(">") + 1
+    opening = svg[:start].replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" class="alone" ', 1)
+    return f"{opening}<style>{style}</style>{svg[start:]}\n"
+
+
 def nice_ticks(low: float, high: float, at_most: int = 6) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten that enclose low and high, about at_most of them."""
     if high - low <= 1e-9 * max(abs(low), abs(high)):
@@ -235,6 +266,15 @@ def nice_ticks(low: float, high: float, at_most: int = 6) -> list[float]:
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least_step * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten that enclose low and high."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [float(f"{factor}e{power}") for power in powers for factor in (1, 2, 5)]
+    first = max(i for i, tick in enumerate(ticks) if tick <= low)
+    last = min(i for i, tick in enumerate(ticks) if tick >= high)
+    return ticks[first : last + 1]
 
 
 def _decimals(ticks: Sequence[float]) -> int:
@@ -253,6 +293,12 @@ def _tick_texts(ticks: Sequence[float]) -> list[str]:
 def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
     """The map from values to places on the page."""
     return lambda value: start + (value - low) / (high - low) * (end - start)
+
+
+def _log_scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
+    """As `_scale`, for logarithms; what is below the axis, zero and less included, lies on its end."""
+    place = _scale(math.log(low), math.log(high), start, end) if high > low else lambda _: (start + end) / 2
+    return lambda value: place(math.log(max(value, low)))
 
 
 def _svg(title: str, description: str, height: float, parts: Sequence[str], width: float = WIDTH) -> str:
@@ -280,11 +326,17 @@ def _axis_title(text: str, x: float, y: float, turned: bool = False) -> str:
     return f'<text class="name" x="{x:.0f}" y="{y:.0f}" text-anchor="middle"{turn}>{escape(text)}</text>'
 
 
-def _y_axis(ticks: Sequence[float], up: Callable[[float], float], left: float, right: float) -> list[str]:
+def _y_axis(
+    ticks: Sequence[float],
+    up: Callable[[float], float],
+    left: float,
+    right: float,
+    labels: Sequence[str] | None = None,
+) -> list[str]:
     return [
         _rule(left, up(tick), right, up(tick))
         + f'<text x="{left - 6:.0f}" y="{up(tick) + 4:.1f}" text-anchor="end">{label}</text>'
-        for tick, label in zip(ticks, _tick_texts(ticks), strict=True)
+        for tick, label in zip(ticks, labels or _tick_texts(ticks), strict=True)
     ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ def render(folder: Path) -> dict[str, str]:
     pages = _pages(source)
     convergence, uncertainty = _convergence(source), _uncertainty(folder)
     files = {f"{name}.md": _markdown(title, notes, shown) for name, (title, notes, shown) in pages.items()}
-    files |= {f"{name}.svg": _standalone(figure.svg) for name, figure in (convergence | uncertainty).items()}
+    files |= {f"{name}.svg": charts.standalone(figure.svg) for name, figure in (convergence | uncertainty).items()}
     files[PAGE] = (
         environment()
         .get_template("results.html")
@@ -81,14 +80,6 @@ def _markdown(title: str, notes: list[str], shown: list[Table]) -> str:
             ]
             parts += [f"### {block}", "\n".join(lines)] if block else ["\n".join(lines)]
     return "\n\n".join(parts) + "\n"
-
-
-def _standalone(svg: str) -> str:
-    """A chart with the colours that it has on a page."""
-    style = resources.files(__package__).joinpath("style.css").read_text("utf-8")
-    start = svg.index(">") + 1
-    opening = svg[:start].replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" class="alone" ', 1)
-    return f"{opening}<style>{style}</style>{svg[start:]}\n"
 
 
 def _convergence(source: Source) -> dict[str, Figure]:

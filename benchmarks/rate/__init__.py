@@ -1,0 +1,1 @@
+"""How fast does the error of trained personal posteriors fall with n? Measured on functions of known smoothness."""

@@ -1,0 +1,50 @@
+"""Slopes in logarithms, and how sure one can be of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+class Slope(NamedTuple):
+    """An exponent with the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def fit(sizes: Sequence[float], errors: Array) -> Array:
+    """The exponent a of errors ~ c * sizes^a by least squares in logarithms; errors (..., sizes)."""
+    x = np.log(sizes) - np.log(sizes).mean()
+    slopes: Array = np.log(errors) @ x / (x @ x)
+    return slopes
+
+
+def errors_of(records: Sequence[dict[str, Any]], name: str) -> tuple[list[int], Array]:
+    """The sizes of a curve, and errors (replicates, clients, sizes) of the replicates that have all of them."""
+    sizes = sorted({record["size"] for record in records})
+    table = {(record["replicate"], record["size"]): [c[name] for c in record["clients"]] for record in records}
+    replicates = sorted({replicate for replicate, _ in table})
+    whole = [r for r in replicates if all((r, size) in table for size in sizes)]
+    return sizes, np.array([[table[r, size] for size in sizes] for r in whole]).swapaxes(1, 2)
+
+
+def slope(sizes: Sequence[float], errors: Array, resamples: int = 2000) -> Slope:
+    """The exponent of the mean error, errors (replicates, clients, sizes), with a bootstrap interval.
+
+    The clients of a replicate share a part of their functions, so replicates are drawn first and then clients in each;
+    a replicate has the same functions at every size, so it is drawn for all sizes at once.
+    """
+    generator = np.random.default_rng(0)
+    replicates, clients, _ = errors.shape
+    rows = generator.integers(replicates, size=(resamples, replicates, 1))
+    columns = generator.integers(clients, size=(resamples, replicates, clients))
+    drawn = fit(sizes, errors[rows, columns].mean((1, 2)))
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    return Slope(float(fit(sizes, errors.mean((0, 1)))), float(low), float(high))
