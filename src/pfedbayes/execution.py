@@ -106,7 +106,7 @@ def _train(
             record = None
             if experiment.training.evaluates(round):
                 scores = federation.evaluate(**dataclasses.asdict(experiment.evaluation))
-                record = {"round": round, "seconds": clock.seconds(), **_json_safe(_columns(scores, scored))}
+                record = {"round": round, "seconds": clock.seconds(), **json_safe(_columns(scores, scored))}
                 writer.append(record)
             if federation.plan != plan:  # smaller chunks for the memory, or no compiler: a resumed run begins so
                 plan = federation.plan
@@ -124,9 +124,9 @@ def _train(
         "rounds": federation.round,
         "seconds": clock.seconds(),
         "estimator": federation.headline(experiment.evaluation.samples),
-        **_look_closely(federation, experiment),
+        **look_closely(federation, experiment.evaluation),
     }
-    writer.write(runs.SUMMARY, json.dumps(_json_safe(summary), indent=1) + "\n")
+    writer.write(runs.SUMMARY, json.dumps(json_safe(summary), indent=1) + "\n")
 
 
 def _save(writer: runs.Writer, federation: Federation, clock: runs.Clock) -> float:
@@ -207,12 +207,12 @@ def _describe(federation: Federation, evaluation: Evaluation, digest: str | None
     }
 
 
-def _json_safe(value: Any) -> Any:
+def json_safe(value: Any) -> Any:
     """JSON has no NaN: what is not finite becomes null."""
     if isinstance(value, dict):
-        return {name: _json_safe(item) for name, item in value.items()}
+        return {name: json_safe(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_json_safe(item) for item in value]
+        return [json_safe(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -227,19 +227,19 @@ class _Predicted:
 EXAMPLES_OF_A_KIND = 4
 
 
-def _look_closely(federation: Federation, experiment: Experiment) -> dict[str, Any]:
+def look_closely(federation: Federation, evaluation: Evaluation) -> dict[str, Any]:
     """What only the final models are asked: calibration by confidence, and single predictions to look at."""
     if federation.model.likelihood.task != "classification":
         return {"reliability": {}, "examples": []}
-    samples, split = experiment.evaluation.samples, experiment.evaluation.split
+    samples, split = evaluation.samples, evaluation.split
     headline = federation.headline(samples)
-    ways = Ways(samples, (headline,), experiment.evaluation.sampling)
+    ways = Ways(samples, (headline,), evaluation.sampling)
     diagrams: dict[str, Any] = {}
     predicted: dict[str, dict[int, _Predicted]] = {}
     for which in federation.models():
         predicted[which] = {}
         sums = torch.zeros(3, BINS, dtype=federation.dtype, device=federation.device)
-        for block in federation.blocks(which, split, ways, experiment.evaluation.clients):
+        for block in federation.blocks(which, split, ways, evaluation.clients):
             outputs = block.outputs[headline]
             log_probs = log_average(outputs)
             sums += torch.stack(reliability(log_probs, block.y)).sum(1)

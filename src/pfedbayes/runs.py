@@ -118,23 +118,8 @@ class Writer:
         self._lock.close()
 
     def write(self, name: str, content: str | bytes) -> None:
-        """Write a file aside, force it to disk and rename it: it is there whole or not at all."""
-        path, aside = self.folder / name, self.folder / f".{name}.part"
-        with writing(self.folder):
-            try:
-                with aside.open("wb") as file:
-                    file.write(content.encode() if isinstance(content, str) else content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                aside.replace(path)
-            except BaseException:
-                aside.unlink(missing_ok=True)
-                raise
-            directory = os.open(self.folder, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+        """Write a file whole or not at all."""
+        write_whole(self.folder, name, content)
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a line to the log."""
@@ -153,6 +138,26 @@ class Writer:
             os.fsync(file.fileno())
         meta = {"round": str(round), "seconds": repr(seconds), "log_bytes": str(path.stat().st_size)}
         self.write(STATE, save({name: tensor.cpu() for name, tensor in tensors.items()}, meta))
+
+
+def write_whole(folder: Path, name: str, content: str | bytes) -> None:
+    """Write a file aside, force it to disk and rename it: it is there whole or not at all."""
+    path, aside = folder / name, folder / f".{name}.part"
+    with writing(folder):
+        try:
+            with aside.open("wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(path)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+        directory = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
 
 @contextlib.contextmanager
