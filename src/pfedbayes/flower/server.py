@@ -237,7 +237,7 @@ class Server:
         new = sorted(online - {member.node for member in self.members} - waiting)
         if not new:
             return
-        facts = {"protocol": PROTOCOL, "federation": self.id}
+        facts = {"protocol": PROTOCOL, "digest": self.settings.digest()}
         exchange = self._exchange({node: Message(content(facts), node, "query") for node in new}, self.config.timeout)
         for node in new:
             try:
