@@ -126,6 +126,8 @@ def run(
 
     overrides = settings or []
     if resume and experiment is None and out is not None and (out / runs.INFO).exists():
+        if "federation" in runs.read(out).info:
+            raise UserError(f"{out} was made on Flower: start the app again to go on, with flwr run")
         setup = from_sections(read_toml(out / runs.CONFIG), overrides)
         numbers = runs.read(out).info["seeds"] if seeds is None else None
     else:

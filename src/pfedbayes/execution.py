@@ -328,6 +328,10 @@ def load(
     """The trained federation of a run folder, its data and network made again; what `save` kept has to be given the
     data and the model that it was trained with."""
     run = runs.read(Path(folder))
+    if "federation" in run.info:
+        raise UserError(
+            f"{folder} was made on Flower; its personal models are on the nodes: use pfedbayes.flower.load_node there"
+        )
     experiment = from_sections(run.config)
     checkpoint = runs.read_checkpoint(run.folder)
     if checkpoint is None:

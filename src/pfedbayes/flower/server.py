@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
@@ -26,27 +23,17 @@ from pfedbayes.errors import UserError
 from pfedbayes.execution import json_safe
 from pfedbayes.experiment import method_name
 from pfedbayes.flower.combine import combine, epsilon
-from pfedbayes.flower.messages import (
-    PROTOCOL,
-    Refused,
-    content,
-    facts_of,
-    from_arrays,
-    num_bytes,
-    refuse_wild,
-    to_arrays,
-)
+from pfedbayes.flower.exchange import Exchange, send
+from pfedbayes.flower.messages import PROTOCOL, Refused, content, from_arrays, refuse_wild, to_arrays
+from pfedbayes.flower.roster import Roster, count
+from pfedbayes.flower.scores import is_table, pooled, table
 from pfedbayes.flower.settings import Settings, from_run_config, refuse_difference
 from pfedbayes.methods import Method
 from pfedbayes.methods.base import Shard, State
 from pfedbayes.nets import Model
-from pfedbayes.prediction import MODELS
 from pfedbayes.streams import choose
 from pfedbayes.trees import fill, named_leaves, pick
 
-JOURNAL = "federation.jsonl"  # one line for every attempt at a round; nothing is ever cut from it
-POLL = 0.2  # seconds between two looks for replies; Flower's own loop takes three
-ASK_AGAIN = 15.0  # seconds after which a node that could not take part is asked again, if somebody is missing
 log = logging.getLogger("flwr")
 
 
@@ -77,30 +64,6 @@ def serving(grid: Grid, settings: Settings, model: Model) -> Iterator[Server]:
         writer.close()
 
 
-@dataclass
-class Member:
-    """A client as the server knows it; node: where it is now, if it is there; last: the last round of which an upload
-    was used; taken: in how many rounds it was."""
-
-    name: str
-    node: int | None = None
-    train_size: int = 0
-    test_size: int = 0
-    last: int = 0
-    taken: int = 0
-    left: bool = False
-
-
-@dataclass
-class Exchange:
-    """What came of asking clients: replies by client, and who was refused or silent, with the reason."""
-
-    replies: dict[int, tuple[dict[str, Any], Message]] = field(default_factory=dict)
-    refused: dict[int, str] = field(default_factory=dict)
-    down: int = 0
-    up: int = 0
-
-
 class Server:
     """The server of one federation. `run` goes on from wherever its run folder stands."""
 
@@ -121,8 +84,8 @@ class Server:
         self.round = 0
         self.id = uuid.uuid4().hex
         self.created = runs.now()
-        self.members = [Member(f"client {i}") for i in range(self.config.clients)]
-        self.strangers: dict[int, tuple[str, float]] = {}  # nodes that cannot take part: why, and when they were asked
+        self.roster = Roster(grid, settings, self._describe)
+        self.members = self.roster.members
         self.clock = runs.Clock()
         self.logged: set[int] = set()
         self._resume()
@@ -135,7 +98,7 @@ class Server:
             log.info("%s is finished: raise training.rounds to go on", self.writer.folder)
             return
         (self.writer.folder / runs.SUMMARY).unlink(missing_ok=True)
-        self._gather(len(self.members))
+        self.roster.gather(len(self.members))
         while self.round < self.training.rounds:
             self._play(self.round + 1)
         self._finish()
@@ -143,8 +106,8 @@ class Server:
     def _play(self, round: int) -> None:
         """One round: asked for again with the same result as long as too few reply, and kept only if it is whole."""
         for attempt in range(1, self.config.attempts + 1):
-            self._gather(self.settings.needed(self.participants))
-            present = self.present()
+            self.roster.gather(self.settings.needed(self.participants))
+            present = self.roster.present()
             drawn = choose(self.training.seed, round, len(present), min(self.participants, len(present)))
             chosen = [present[k] for k in drawn]
             trained = present if self.training.train == "all" else chosen
@@ -159,8 +122,8 @@ class Server:
                 self._take(round, uploads)
                 return
         raise UserError(
-            f"round {round} had too few usable uploads {self.config.attempts} times: {JOURNAL} in {self.writer.folder} "
-            "says whose and why; start the app again to go on from the round before"
+            f"round {round} had too few usable uploads {self.config.attempts} times: "
+            f"{self.writer.folder / runs.JOURNAL} says why; start the app again to go on from the round before"
         )
 
     def _take(self, round: int, uploads: dict[int, State]) -> None:
@@ -180,9 +143,9 @@ class Server:
 
     def _finish(self) -> None:
         """Ask everybody for the scores of the last models, and write the summary."""
-        self._gather(1)
-        exchange = self._ask(self.round + 1, self.present(), set(), set(), finish=True)
-        self._journal(self.round + 1, 1, exchange, {}, True)
+        self.roster.gather(1)
+        exchange = self._ask(self.round + 1, self.roster.present(), set(), set(), finish=True)
+        self._journal(self.round, 0, exchange, {}, True)
         if self.round not in self.logged:
             self._record(self.round, exchange)
         samples = self.settings.evaluation.samples
@@ -190,7 +153,7 @@ class Server:
             "rounds": self.round,
             "seconds": self.clock.seconds(),
             "estimator": f"mc{samples}" if self.method.stochastic else "mean",
-            "reliability": _pooled([facts.get("reliability") or {} for facts, _ in exchange.replies.values()]),
+            "reliability": pooled([facts.get("reliability") or {} for facts, _ in exchange.replies.values()]),
             "examples": [],
         }
         self._save()
@@ -201,67 +164,6 @@ class Server:
         """The round whose models are to be scored when the next one is asked for."""
         wanted = self.round and self.training.evaluates(self.round) and self.round not in self.logged
         return self.round if wanted else None
-
-    # Who is there
-
-    def present(self) -> list[int]:
-        """The clients that can be asked, in the order of their numbers."""
-        return [i for i, member in enumerate(self.members) if member.node is not None and not member.left]
-
-    def _gather(self, wanted: int) -> None:
-        """Meet the nodes that are new, and wait a while if fewer than wanted are there."""
-        end = time.monotonic() + self.config.wait
-        wanted = min(wanted, sum(not member.left for member in self.members))
-        while True:
-            self._meet()
-            if len(self.present()) >= wanted:
-                return
-            if time.monotonic() > end:
-                break
-            time.sleep(min(POLL, self.config.wait))
-        if not self.present():
-            reasons = "; ".join(reason for reason, _ in self.strangers.values()) or "none is connected"
-            raise UserError(
-                f"no node came within {self.config.wait:g} s ({reasons}): start the SuperNodes and start the app again"
-            )
-
-    def _meet(self) -> None:
-        """Forget the nodes that are gone, and ask new ones who they are."""
-        online = set(self.grid.get_node_ids())
-        for member in self.members:
-            if member.node not in online:
-                member.node = None
-        everybody = all(member.node is not None or member.left for member in self.members)
-        again = time.monotonic() - ASK_AGAIN
-        waiting = {node for node, (_, asked) in self.strangers.items() if everybody or asked > again}
-        new = sorted(online - {member.node for member in self.members} - waiting)
-        if not new:
-            return
-        facts = {"protocol": PROTOCOL, "digest": self.settings.digest()}
-        exchange = self._exchange({node: Message(content(facts), node, "query") for node in new}, self.config.timeout)
-        for node in new:
-            try:
-                self._welcome(node, exchange)
-            except Refused as reason:
-                self.strangers[node] = str(reason), time.monotonic()
-                log.warning("pfedbayes: node %d: %s", node, reason)
-        self._describe()
-
-    def _welcome(self, node: int, exchange: Exchange) -> None:
-        if node in exchange.refused:
-            raise Refused(exchange.refused[node])
-        facts, _ = exchange.replies[node]
-        number = facts.get("client")
-        if not isinstance(number, int) or not 0 <= number < len(self.members):
-            raise Refused(f"it calls itself client {number!r}")
-        member = self.members[number]
-        if member.node is not None:
-            raise Refused(f"it calls itself client {number}, which {member.name} (node {member.node}) already is")
-        member.name, member.left = str(facts.get("name", member.name)), member.left or bool(facts.get("left"))
-        if member.left:
-            raise Refused(f"{member.name} has left for good")
-        member.train_size, member.test_size = _count(facts, "train_size", 1), _count(facts, "test_size", 0)
-        member.node = node
 
     # Messages
 
@@ -293,38 +195,14 @@ class Server:
             messages[i] = Message(
                 content(task, **arrays), self.members[i].node, "train", ttl=self.config.timeout, group_id=str(round)
             )
-        exchange = self._exchange(messages, self.config.timeout)
+        exchange = send(self.grid, messages, self.config.timeout)
         for i, (facts, _) in list(exchange.replies.items()):
             if facts.get("left"):
                 self.members[i].left, self.members[i].node = True, None
-                self._refuse(exchange, i, "has left for good")
+                exchange.refuse(i, "has left for good")
                 self._describe()
             elif (about := _mismatch(facts, task | {"client": i})) is not None:
-                self._refuse(exchange, i, about)
-        return exchange
-
-    def _exchange(self, messages: dict[int, Message], timeout: float) -> Exchange:
-        """Send messages, and collect the replies that come in time."""
-        exchange = Exchange(down=sum(num_bytes(message) for message in messages.values()))
-        self.grid.push_messages(list(messages.values()))
-        waiting = {message.metadata.message_id: who for who, message in messages.items()}
-        end = time.monotonic() + timeout
-        while waiting and time.monotonic() < end:
-            for reply in self.grid.pull_messages(list(waiting)):
-                who = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if who is None:
-                    continue
-                exchange.up += num_bytes(reply)
-                try:
-                    facts = facts_of(reply)
-                    if "error" in facts:
-                        raise Refused(str(facts["error"]))
-                    exchange.replies[who] = (facts, reply)
-                except Refused as reason:
-                    exchange.refused[who] = str(reason)
-            if waiting:
-                time.sleep(POLL)
-        exchange.refused |= dict.fromkeys(waiting.values(), f"no reply within {timeout:g} s")
+                exchange.refuse(i, about)
         return exchange
 
     def _uploads(self, exchange: Exchange, chosen: Sequence[int]) -> dict[int, State]:
@@ -337,10 +215,10 @@ class Server:
             try:
                 upload = from_arrays(message.content.get("upload"), self._template(i), "upload")
                 refuse_wild(upload, self.config.largest)
-                self.members[i].train_size = _count(facts, "size", 1)
+                self.members[i].train_size = count(facts, "size", 1)
                 uploads[i] = upload
             except Refused as reason:
-                self._refuse(exchange, i, str(reason))
+                exchange.refuse(i, str(reason))
         return uploads
 
     def _template(self, client: int) -> State:
@@ -351,17 +229,13 @@ class Server:
         _, upload = client_round(self.method, self.model, self.method.enrol(received), received, shard, steps=())
         return upload
 
-    def _refuse(self, exchange: Exchange, client: int, reason: str) -> None:
-        exchange.refused[client] = reason
-        exchange.replies.pop(client, None)
-
     # The run folder
 
     def _resume(self) -> None:
         """Take up the run folder where it stands."""
         folder = self.writer.folder
         if not (folder / runs.INFO).exists():
-            known = {runs.CONFIG, runs.INFO, JOURNAL}
+            known = {runs.CONFIG, runs.INFO, runs.JOURNAL}
             if others := [path.name for path in folder.iterdir() if path.name not in known and path.name[0] != "."]:
                 raise UserError(f"{folder} holds other files ({others[0]}, …): set federation.out to a new folder")
             self.writer.write(runs.CONFIG, to_toml({"data": {"name": self._data()}, **self.settings.sections()}))
@@ -436,27 +310,21 @@ class Server:
 
     def _record(self, round: int, exchange: Exchange) -> None:
         """The scores of a round's models as a line of the log; who sent none is named absent."""
-        scores = {i: facts["scores"] for i, (facts, _) in exchange.replies.items() if _is_table(facts.get("scores"))}
+        scores = {i: facts["scores"] for i, (facts, _) in exchange.replies.items() if is_table(facts.get("scores"))}
         absent = [i for i in range(len(self.members)) if i not in scores]
         if len(absent) == len(self.members):
             return
-        first = next(iter(scores.values()))
-        table: dict[str, Any] = dict.fromkeys(MODELS)
-        for which in MODELS:
-            if first.get(which):
-                table[which] = {
-                    way: {
-                        name: [[_figure(scores.get(i), which, way, name) for i in range(len(self.members))]]
-                        for name in metrics
-                    }
-                    for way, metrics in first[which].items()
-                }
-        record = {"round": round, "seconds": self.clock.seconds(), "absent": absent, **json_safe(table)}
+        record = {
+            "round": round,
+            "seconds": self.clock.seconds(),
+            "absent": absent,
+            **json_safe(table(scores, len(self.members))),
+        }
         self.writer.append(record)
         self.logged.add(round)
 
     def _journal(self, round: int, attempt: int, exchange: Exchange, uploads: dict[int, State], enough: bool) -> None:
-        """What became of an attempt at a round, for people and for the report."""
+        """What became of an attempt at a round, for people and the report; attempt 0 only scores the last models."""
         line: dict[str, Any] = {
             "round": round,
             "attempt": attempt,
@@ -472,8 +340,7 @@ class Server:
         if self.config.privacy_noise:
             most = max(member.taken + (i in uploads) for i, member in enumerate(self.members))
             line["epsilon"] = epsilon(most, self.config.privacy_noise, self.config.privacy_delta)
-        with runs.writing(self.writer.folder), (self.writer.folder / JOURNAL).open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        self.writer.append(line, runs.JOURNAL)
         for name, reason in line["refused"].items():
             log.warning("pfedbayes: round %d: %s: %s", round, name, reason)
         log.info(
@@ -485,48 +352,9 @@ class Server:
 COUNTS = ("train_size", "test_size", "last", "taken", "left")  # of a member, kept in the checkpoint
 
 
-def _count(facts: dict[str, Any], name: str, least: int) -> int:
-    value = facts.get(name)
-    if not isinstance(value, int) or value < least:
-        raise Refused(f"its {name} is {value!r}")
-    return value
-
-
 def _mismatch(facts: dict[str, Any], task: dict[str, Any]) -> str | None:
     """What an answer is about if it is not what was asked for."""
     for name in ("federation", "method", "round", "client"):
         if facts.get(name) != task[name]:
             return f"answered for {name} {facts.get(name)!r} instead of {task[name]!r}"
     return None
-
-
-def _is_table(scores: Any) -> bool:
-    return isinstance(scores, dict) and all(isinstance(scores.get(which), dict | None) for which in MODELS)
-
-
-def _figure(scores: dict[str, Any] | None, which: str, way: str, name: str) -> float:
-    """One figure of a node's own table [seed][client]; NaN if it has none."""
-    try:
-        return float(scores[which][way][name][0][0]) if scores else float("nan")
-    except (KeyError, TypeError, ValueError, IndexError):
-        return float("nan")
-
-
-def _pooled(diagrams: list[dict[str, Any]]) -> dict[str, Any]:
-    """The calibration of all nodes' predictions together, from that of each: bins are weighed by their counts."""
-    pooled: dict[str, Any] = {}
-    for which in MODELS:
-        own = [
-            np.array([d[which][k] for k in ("confidence", "accuracy", "count")], float)
-            for d in diagrams
-            if d.get(which)
-        ]
-        if not own:
-            continue
-        bins = np.stack(own)
-        counts = bins[:, 2]
-        total = counts.sum(0)
-        with np.errstate(invalid="ignore"):
-            means = (np.nan_to_num(bins[:, :2]) * counts[:, None]).sum(0) / total
-        pooled[which] = {"confidence": means[0].tolist(), "accuracy": means[1].tolist(), "count": total.tolist()}
-    return pooled

@@ -167,7 +167,7 @@ def leaders(runs: Sequence[Run], model: str) -> dict[str, int]:
 def curve(run: Run, model: str, estimator: str, name: str) -> list[tuple[int, Estimate]]:
     """The mean over clients, round by round."""
     return [
-        (record["round"], over_seeds(mean_over_clients(numbers(record[model][estimator][name]), _sizes(run))))
+        (record["round"], over_seeds(mean_over_clients(numbers(record[model][estimator][name]), sizes(run, record))))
         for record in evaluated(run)
         if name in (record.get(model) or {}).get(estimator, {})
     ]
@@ -196,7 +196,9 @@ def window(run: Run) -> list[WindowRow]:
         name = metric_names(run)[0]
         best = np.max if metric(name).larger_is_better else np.min
         for estimator in estimators(run, model):
-            values = [mean_over_clients(numbers(record[model][estimator][name]), _sizes(run)) for record in records]
+            values = [
+                mean_over_clients(numbers(record[model][estimator][name]), sizes(run, record)) for record in records
+            ]
             by_round = np.stack(values)
             reduced = (best(by_round, axis=0), by_round.mean(axis=0), by_round[-1])
             rows.append(WindowRow(model, estimator, *(over_seeds(figures) for figures in reduced)))
@@ -252,19 +254,22 @@ def _gaps(bins: dict[str, Any]) -> Floats:
 
 
 def _row(run: Run, model: str, estimator: str) -> Row:
-    log = evaluated(run)[-1][model][estimator]
-    sizes = _sizes(run)
+    record = evaluated(run)[-1]
+    log, weights = record[model][estimator], sizes(run, record)
     values = {name: numbers(logged) for name, logged in log.items()}
     return Row(
         model=model,
         estimator=estimator,
-        mean={name: over_seeds(mean_over_clients(array, sizes)) for name, array in values.items()},
-        worst={name: over_seeds(worst_client(name, array, sizes)) for name, array in values.items()},
+        mean={name: over_seeds(mean_over_clients(array, weights)) for name, array in values.items()},
+        worst={name: over_seeds(worst_client(name, array, weights)) for name, array in values.items()},
     )
 
 
-def _sizes(run: Run) -> Floats:
-    return numbers(run.info["test_sizes"])
+def sizes(run: Run, record: dict[str, Any]) -> Floats:
+    """Test examples of the clients; none of those whose node was away when the record was made: they have no weight."""
+    counts = numbers(run.info["test_sizes"])
+    counts[record.get("absent", [])] = 0
+    return counts
 
 
 def numbers(logged: Any) -> Floats:

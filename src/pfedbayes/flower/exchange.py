@@ -1,0 +1,54 @@
+"""Asking nodes and waiting for their answers, not longer than is worth it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from pfedbayes.flower.messages import Refused, facts_of, num_bytes
+
+POLL = 0.2  # seconds between two looks for replies; Flower's own loop takes three
+
+
+@dataclass
+class Exchange:
+    """What came of asking clients: replies by client, and who was refused or silent, with the reason."""
+
+    replies: dict[int, tuple[dict[str, Any], Message]] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    down: int = 0
+    up: int = 0
+
+    def refuse(self, who: int, reason: str) -> None:
+        """Do without a reply."""
+        self.refused[who] = reason
+        self.replies.pop(who, None)
+
+
+def send(grid: Grid, messages: dict[int, Message], timeout: float) -> Exchange:
+    """Send messages, and collect the replies that come in time."""
+    exchange = Exchange(down=sum(num_bytes(message) for message in messages.values()))
+    grid.push_messages(list(messages.values()))
+    waiting = {message.metadata.message_id: who for who, message in messages.items()}
+    end = time.monotonic() + timeout
+    while waiting and time.monotonic() < end:
+        for reply in grid.pull_messages(list(waiting)):
+            who = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if who is None:
+                continue
+            exchange.up += num_bytes(reply)
+            try:
+                facts = facts_of(reply)
+                if "error" in facts:
+                    raise Refused(str(facts["error"]))
+                exchange.replies[who] = (facts, reply)
+            except Refused as reason:
+                exchange.refused[who] = str(reason)
+        if waiting:
+            time.sleep(POLL)
+    exchange.refused |= dict.fromkeys(waiting.values(), f"no reply within {timeout:g} s")
+    return exchange
