@@ -136,15 +136,16 @@ def client_app(load_data: LoadData, make_model: MakeModel) -> ClientApp:
 def _start(
     node: Node, task: dict[str, Any], settings: Settings, folder: StateFolder, new_data: bool
 ) -> Generation | None:
-    """Bring the node to where the round starts, once its state is seen to belong there."""
-    start = folder.start_of(task["round"], task["last"])
-    if start:
-        before, now = dict(start.about), _about(node, task, settings)
+    """Bring the node to where the round starts, once whatever its folder holds is seen to belong there."""
+    if kept := folder.rounds():
+        before, now = folder.read(kept[-1]).about, _about(node, task, settings)
         if new_data:
             before["train_size"] = now["train_size"]
         for old, new in ((before.pop("settings"), now.pop("settings")), (before, now)):
             remedy = "go on with what it was made with, or let the client leave and join with a new folder"
             refuse_difference(old, new, f"the state in {folder.path}", remedy)
+    start = folder.start_of(task["round"], task["last"])
+    if start:
         node.recall(start)
     return start
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from pfedbayes.runs import Run
 
 START = "flwr run . SUPERLINK --stream"
@@ -45,7 +47,7 @@ def _refused(run: Run) -> list[tuple[str, list[str]]]:
 def _seconds(run: Run) -> list[float]:
     """Seconds of each finished round, attempts included; the clock of a run that was started again goes on."""
     ends = [line["seconds"] for line in run.journal if line["taken"] and line["attempt"]]
-    return [later - sooner for sooner, later in zip(ends, ends[1:], strict=False) if later > sooner] or ends
+    return [later - sooner for sooner, later in itertools.pairwise(ends) if later > sooner] or ends
 
 
 def _median(values: list[float]) -> float:
