@@ -29,6 +29,8 @@ class Deployment:
         self.folder, self.nodes = folder, nodes
         self.port, self.mark = free_port(), uuid.uuid4().hex
         self.processes: list[subprocess.Popen] = []
+        self.links: list[subprocess.Popen] = []
+        self.supernodes: dict[int, subprocess.Popen] = {}
         make_keys(folder / "keys", ["127.0.0.1", "localhost"], nodes + 1)  # the last one is never registered
         write_app(folder / "app")
         self.home = folder / "home"
@@ -85,6 +87,7 @@ class Deployment:
             *map(str, certificates), "--ssl-ca-certfile", str(self.key("ca.crt")), "--enable-supernode-auth",
             "--database", str(self.folder / "link.db"), "--disable-runtime-dependency-installation",
         )  # fmt: skip
+        self.links.append(process)
         self.until(self.answers, 60, "the SuperLink answers")
         return process
 
@@ -103,11 +106,20 @@ class Deployment:
     def supernode(self, number: int, key: int | None = None, name: str = "") -> subprocess.Popen:
         private = str(self.key(f"node-{number if key is None else key}"))
         security = ["--root-certificates", str(self.key("ca.crt")), "--auth-supernode-private-key", private]
-        return self.start(
+        process = self.start(
             name or f"supernode-{number}", "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", *security,
             "--node-config", f'partition-id={number} name="site {number}" state-dir="{self.state(number)}"',
             "--port", str(free_port()),
         )  # fmt: skip
+        if not name:
+            self.supernodes[number] = process
+        return process
+
+    def keep_nodes(self) -> None:
+        """Start again the nodes that have ended, as a supervisor does."""
+        for number, process in list(self.supernodes.items()):
+            if process.poll() is not None:
+                self.supernode(number)
 
     def state(self, number: int) -> Path:
         return self.folder / f"state-{number}"

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
 from federations import make_shards, model_for
@@ -33,6 +35,15 @@ def own_data(client: int, clients: int = CLIENTS, shards: Shards | None = None) 
     )
 
 
+def travelled(message: Message) -> Message:
+    """The message as it arrives, made again from the bytes that Flower sends."""
+    arrived = inflate_object_from_contents(
+        message.object_id, {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+    )
+    arrived.metadata.__dict__["_message_id"] = message.object_id
+    return arrived
+
+
 class FakeGrid:
     """Nodes by id, each with its node config. `meddle(client, message, reply)` may replace a reply, or lose it."""
 
@@ -45,21 +56,27 @@ class FakeGrid:
         }
         self.meddle = lambda client, message, reply: reply
         self.asked: list[tuple[int, str]] = []
+        self.kept: dict[int, RecordDict] = {}  # what Flower keeps for a node during a run
         self._replies: dict[str, Message] = {}
 
     def get_node_ids(self) -> list[int]:
         return list(self.nodes)
 
     def push_messages(self, messages: list[Message]) -> list[str]:
-        for message in messages:
-            message.metadata.__dict__["_message_id"] = message.object_id
+        for sent in messages:
+            sent.metadata.__dict__["_message_id"] = sent.object_id
+            message = travelled(sent)
             node = message.metadata.dst_node_id
             config = self.nodes[node]
             self.asked.append((config["partition-id"], message.metadata.message_type))
-            context = Context(1, node, config, RecordDict(), self.run_config)
-            reply = self.meddle(config["partition-id"], message, self.app(message, context))
+            context = Context(1, node, config, self.kept.setdefault(node, RecordDict()), self.run_config)
+            try:
+                answer = self.app(message, context)
+            except Exception as error:  # as Flower does
+                answer = Message(Error(2, repr(error)), reply_to=message)
+            reply = self.meddle(config["partition-id"], message, answer)
             if reply is not None:
-                self._replies[message.metadata.message_id] = reply
+                self._replies[message.metadata.message_id] = travelled(reply)
         return [message.metadata.message_id for message in messages]
 
     def pull_messages(self, message_ids: list[str]) -> list[Message]:

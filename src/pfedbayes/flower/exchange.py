@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ POLL = 0.2  # seconds between two looks for replies; Flower's own loop takes thr
 class Exchange:
     """What came of asking clients: replies by client, and who was refused or silent, with the reason."""
 
-    replies: dict[int, tuple[dict[str, Any], Message]] = field(default_factory=dict)
+    replies: dict[int, tuple[dict[str, Any], Message | None]] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     down: int = 0
     up: int = 0
@@ -29,26 +30,32 @@ class Exchange:
         self.replies.pop(who, None)
 
 
-def send(grid: Grid, messages: dict[int, Message], timeout: float) -> Exchange:
-    """Send messages, and collect the replies that come in time."""
-    exchange = Exchange(down=sum(num_bytes(message) for message in messages.values()))
+def replies(grid: Grid, messages: dict[int, Message], timeout: float) -> Iterator[tuple[int, Message]]:
+    """Send messages; who has replied, and what, as it comes in, for so many seconds at most."""
     grid.push_messages(list(messages.values()))
     waiting = {message.metadata.message_id: who for who, message in messages.items()}
     end = time.monotonic() + timeout
     while waiting and time.monotonic() < end:
         for reply in grid.pull_messages(list(waiting)):
             who = waiting.pop(reply.metadata.reply_to_message_id, None)
-            if who is None:
-                continue
-            exchange.up += num_bytes(reply)
-            try:
-                facts = facts_of(reply)
-                if "error" in facts:
-                    raise Refused(str(facts["error"]))
-                exchange.replies[who] = (facts, reply)
-            except Refused as reason:
-                exchange.refused[who] = str(reason)
+            if who is not None:
+                yield who, reply
         if waiting:
             time.sleep(POLL)
-    exchange.refused |= dict.fromkeys(waiting.values(), f"no reply within {timeout:g} s")
+
+
+def send(grid: Grid, messages: dict[int, Message], timeout: float) -> Exchange:
+    """Send messages, and collect the replies that come in time."""
+    exchange = Exchange(down=sum(num_bytes(message) for message in messages.values()))
+    exchange.refused = dict.fromkeys(messages, f"no reply within {timeout:g} s")
+    for who, reply in replies(grid, messages, timeout):
+        exchange.up += num_bytes(reply)
+        try:
+            facts = facts_of(reply)
+            if "error" in facts:
+                raise Refused(str(facts["error"]))
+            exchange.replies[who] = (facts, reply)
+            del exchange.refused[who]
+        except Refused as reason:
+            exchange.refused[who] = str(reason)
     return exchange

@@ -93,7 +93,7 @@ def num_bytes(message: Message) -> int:
     """Bytes of the arrays and facts of a message, without what Flower adds."""
     if not message.has_content():
         return 0
-    arrays = sum(len(array.data) for record in message.content.array_records.values() for array in record.values())
-    return arrays + sum(
-        len(str(text)) for record in message.content.config_records.values() for text in record.values()
-    )
+    arrays = [array.data for record in message.content.array_records.values() for array in record.values()]
+    others = [value for record in message.content.config_records.values() for value in record.values()]
+    lists = [item for value in others for item in (value if isinstance(value, list) else [value])]
+    return sum(len(item) if isinstance(item, bytes | str) else 8 for item in arrays + lists)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, Context, Message
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 from torch import Tensor
@@ -18,6 +18,7 @@ from pfedbayes.data import Shards
 from pfedbayes.engine import Federation
 from pfedbayes.errors import UserError
 from pfedbayes.execution import look_closely
+from pfedbayes.flower import secure
 from pfedbayes.flower.messages import PROTOCOL, Refused, content, facts_of, from_arrays, to_arrays
 from pfedbayes.flower.settings import Settings, from_run_config, refuse_difference
 from pfedbayes.flower.state import Generation, StateFolder
@@ -125,11 +126,17 @@ def client_app(load_data: LoadData, make_model: MakeModel) -> ClientApp:
         with folder.locked():
             start = _start(node, task, settings, folder, bool(context.node_config.get("new-data")))
             _receive(node, task, message)
-            facts, arrays = _answer(node, task, settings, folder, start)
-        return Message(content(facts, **arrays), reply_to=message)
+            facts, upload = _answer(node, task, settings, folder, start)
+        if upload is None or not task["upload"]:
+            return Message(content(facts), reply_to=message)
+        if settings.federation.secure:
+            masked = secure.masked_content(facts, upload - node.received, task["weight"])
+            return Message(masked, reply_to=message)
+        arrays = to_arrays(upload, "upload", getattr(torch, settings.federation.wire))
+        return Message(content(facts, upload=arrays), reply_to=message)
 
     app.query()(answering(introduce))
-    app.train()(answering(work))
+    app.train(mods=[secure.mod])(answering(work))
     return app
 
 
@@ -160,11 +167,11 @@ def _receive(node: Node, task: dict[str, Any], message: Message) -> None:
 
 def _answer(
     node: Node, task: dict[str, Any], settings: Settings, folder: StateFolder, start: Generation | None
-) -> tuple[dict[str, Any], dict[str, ArrayRecord]]:
-    """Score the models as they are and train a round, as far as the task asks for it."""
+) -> tuple[dict[str, Any], State | None]:
+    """Score the models as they are and train a round, as far as the task asks for it: what to say, and the upload."""
     facts = {name: task[name] for name in ("protocol", "federation", "method", "round", "client")}
     facts["size"] = int(node.sizes[0])
-    arrays = {}
+    upload = None
     if task["evaluate"]:
         facts["scores"] = node.evaluate(**dataclasses.asdict(settings.evaluation))
     if task["finish"]:
@@ -173,11 +180,9 @@ def _answer(
             folder.write(start._replace(tensors=node.memory()))
     if task["train"]:
         upload = node.answer(task["round"])
-        if task["upload"]:
-            arrays["upload"] = to_arrays(upload, "upload", getattr(torch, settings.federation.wire))
         about = _about(node, task, settings)
         folder.write(Generation(task["round"], start.round if start else 0, about, node.memory()))
-    return facts, arrays
+    return facts, upload
 
 
 def _about(node: Node, task: dict[str, Any], settings: Settings) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
@@ -22,6 +22,7 @@ from pfedbayes.engine import first_optimizer, first_server, follow, participants
 from pfedbayes.errors import UserError
 from pfedbayes.execution import json_safe
 from pfedbayes.experiment import method_name
+from pfedbayes.flower import secure
 from pfedbayes.flower.combine import combine, epsilon
 from pfedbayes.flower.exchange import Exchange, send
 from pfedbayes.flower.messages import PROTOCOL, Refused, content, from_arrays, refuse_wild, to_arrays
@@ -112,8 +113,9 @@ class Server:
             chosen = [present[k] for k in drawn]
             trained = present if self.training.train == "all" else chosen
             scored = self._to_score()
-            exchange = self._ask(round, present if scored else trained, set(trained), set(chosen))
-            uploads = self._uploads(exchange, chosen)
+            tasks = self._tasks(round, present if scored else trained, set(trained), set(chosen))
+            ask = self._ask_masked if self.config.secure else self._ask_plainly
+            exchange, uploads = ask(round, tasks, chosen)
             enough = len(uploads) >= self.settings.needed(len(chosen))
             self._journal(round, attempt, exchange, uploads, enough)
             if scored:
@@ -144,7 +146,8 @@ class Server:
     def _finish(self) -> None:
         """Ask everybody for the scores of the last models, and write the summary."""
         self.roster.gather(1)
-        exchange = self._ask(self.round + 1, self.roster.present(), set(), set(), finish=True)
+        round = self.round + 1
+        exchange = self._send(round, self._tasks(round, self.roster.present(), set(), set(), finish=True))
         self._journal(self.round, 0, exchange, {}, True)
         if self.round not in self.logged:
             self._record(self.round, exchange)
@@ -167,59 +170,99 @@ class Server:
 
     # Messages
 
-    def _ask(
+    def _tasks(
         self, round: int, asked: Sequence[int], trained: set[int], chosen: set[int], finish: bool = False
-    ) -> Exchange:
-        """Send everybody who is asked its part of a round, and wait for the answers."""
+    ) -> dict[int, RecordDict]:
+        """What everybody who is asked is told of a round."""
         received = self.method.download(self.state, torch.tensor(asked))
         scored = finish or self._to_score() is not None
         whole = scored and self.method.shared and not self.method.averages
-        messages = {}
+        weights = self._weights(sorted(chosen)) if self.config.secure else {}
+        tasks = {}
         for k, i in enumerate(asked):
-            task = {
-                "protocol": PROTOCOL,
-                "federation": self.id,
+            facts = self._about(round, i) | {
                 "digest": self.settings.digest(),
-                "method": method_name(self.method),
-                "round": round,
-                "client": i,
                 "last": self.members[i].last,
                 "train": i in trained,
                 "upload": i in chosen,
                 "evaluate": scored,
                 "finish": finish,
+                "weight": weights.get(i),
             }
             arrays = {"received": to_arrays(pick(received, k), "received", self.wire)}
             if whole:  # what the shared model is made of is not what a client receives
                 arrays["server"] = to_arrays(self.state, "server", self.wire)
-            messages[i] = Message(
-                content(task, **arrays), self.members[i].node, "train", ttl=self.config.timeout, group_id=str(round)
-            )
-        exchange = send(self.grid, messages, self.config.timeout)
+            tasks[i] = content(facts, **arrays)
+        return tasks
+
+    def _about(self, round: int, client: int) -> dict[str, Any]:
+        """What an answer has to be about."""
+        method = method_name(self.method)
+        return {"protocol": PROTOCOL, "federation": self.id, "method": method, "round": round, "client": client}
+
+    def _weights(self, chosen: list[int]) -> dict[int, float]:
+        sizes = torch.tensor([self.members[i].train_size for i in chosen], dtype=self.dtype)
+        return dict(zip(chosen, secure.shares(self.method, self.state, sizes).tolist(), strict=True)) if chosen else {}
+
+    def _send(self, round: int, tasks: dict[int, RecordDict]) -> Exchange:
+        """Ask clients, and wait for the answers."""
+        timeout = self.config.timeout
+        messages = {
+            i: Message(task, self.members[i].node, "train", ttl=timeout, group_id=str(round))
+            for i, task in tasks.items()
+        }
+        exchange = send(self.grid, messages, timeout)
         for i, (facts, _) in list(exchange.replies.items()):
             if facts.get("left"):
                 self.members[i].left, self.members[i].node = True, None
                 exchange.refuse(i, "has left for good")
                 self._describe()
-            elif (about := _mismatch(facts, task | {"client": i})) is not None:
-                exchange.refuse(i, about)
         return exchange
 
-    def _uploads(self, exchange: Exchange, chosen: Sequence[int]) -> dict[int, State]:
-        """The usable uploads of the chosen clients; the others are refused by name."""
+    def _ask_plainly(
+        self, round: int, tasks: dict[int, RecordDict], chosen: Sequence[int]
+    ) -> tuple[Exchange, dict[int, State]]:
+        """The answers, and the usable uploads of the chosen clients; the others are refused by name."""
+        exchange = self._send(round, tasks)
         uploads = {}
-        for i in chosen:
-            if i not in exchange.replies:
-                continue
-            facts, message = exchange.replies[i]
+        for i, (facts, message) in sorted(exchange.replies.items()):
             try:
-                upload = from_arrays(message.content.get("upload"), self._template(i), "upload")
-                refuse_wild(upload, self.config.largest)
+                refuse_mismatch(facts, self._about(round, i))
                 self.members[i].train_size = count(facts, "size", 1)
-                uploads[i] = upload
+                if i in chosen and message is not None:
+                    upload = from_arrays(message.content.get("upload"), self._template(i), "upload")
+                    refuse_wild(upload, self.config.largest)
+                    uploads[i] = upload
             except Refused as reason:
                 exchange.refuse(i, str(reason))
-        return uploads
+        return exchange, uploads
+
+    def _ask_masked(
+        self, round: int, tasks: dict[int, RecordDict], chosen: Sequence[int]
+    ) -> tuple[Exchange, dict[int, State]]:
+        """As `_ask_plainly`, but the uploads are all the same: the server's state moved by the mean of the updates. One
+        bad answer among them cannot be told from the rest, so it spoils them all."""
+        exchange = self._send(round, {i: task for i, task in tasks.items() if i not in chosen})
+        nodes = {node: i for i in chosen if (node := self.members[i].node) is not None}
+        by_node = {node: tasks[i] for node, i in nodes.items()}
+        mean, masked = secure.secure_mean(self.grid, round, by_node, self.config.secure_reach, self.config.timeout)
+        exchange.down, exchange.up = exchange.down + masked.down, exchange.up + masked.up
+        for node, reason in masked.refused.items():
+            exchange.refused[nodes[node]] = reason
+            self.members[nodes[node]].node = None  # to be asked anew whether it is still there
+        exchange.replies |= {nodes[node]: answer for node, answer in masked.replies.items()}
+        if mean is None:
+            return exchange, {}
+        try:
+            upload = self.state + mean.to(self.state).view_as(self.state)
+            refuse_wild(upload, self.config.largest)
+            for node, (facts, _) in masked.replies.items():
+                refuse_mismatch(facts, self._about(round, nodes[node]))
+        except Refused as reason:
+            for node in masked.replies:
+                exchange.refuse(nodes[node], f"secure aggregation as a whole: {reason}")
+            return exchange, {}
+        return exchange, {nodes[node]: upload for node in masked.replies}
 
     def _template(self, client: int) -> State:
         """An upload as it has to look: that of a round without steps."""
@@ -352,9 +395,8 @@ class Server:
 COUNTS = ("train_size", "test_size", "last", "taken", "left")  # of a member, kept in the checkpoint
 
 
-def _mismatch(facts: dict[str, Any], task: dict[str, Any]) -> str | None:
-    """What an answer is about if it is not what was asked for."""
-    for name in ("federation", "method", "round", "client"):
-        if facts.get(name) != task[name]:
-            return f"answered for {name} {facts.get(name)!r} instead of {task[name]!r}"
-    return None
+def refuse_mismatch(facts: dict[str, Any], about: dict[str, Any]) -> None:
+    """Refuse an answer that is not about what was asked for."""
+    for name, value in about.items():
+        if facts.get(name) != value:
+            raise Refused(f"answered for {name} {facts.get(name)!r} instead of {value!r}")

@@ -34,6 +34,8 @@ class FederationConfig:
     privacy_noise: noise multiplier z of client-level differential privacy, 0 for none; privacy_clip: the longest
     update of the means (or of theta), privacy_clip_rho: of the rho of Gaussians; privacy_delta: the delta of
     (epsilon, delta).
+    secure: secure aggregation, where the server learns the mean of the updates and no single one; secure_reach: entries
+    of updates are clipped to [-secure_reach, secure_reach], a four-millionth of which is the precision of the mean.
     states: where nodes that have no state-dir of their own keep their states, for simulations on one machine.
     """
 
@@ -53,12 +55,14 @@ class FederationConfig:
     privacy_clip: float = 1.0
     privacy_clip_rho: float = 1.0
     privacy_delta: float = 1e-5
+    secure: bool = False
+    secure_reach: float = 1.0
     states: str | None = None
 
     def __post_init__(self) -> None:
         if self.clients < 1:
             raise ValueError(f"clients must be at least 1, got {self.clients}")
-        for name in ("timeout", "largest", "privacy_clip", "privacy_clip_rho"):
+        for name in ("timeout", "largest", "privacy_clip", "privacy_clip_rho", "secure_reach"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         for name in ("wait", "privacy_noise"):
@@ -74,6 +78,8 @@ class FederationConfig:
             raise ValueError(f"privacy_delta must be between 0 and 1, got {self.privacy_delta}")
         if self.privacy_noise and self.robust != "none":
             raise ValueError("privacy_noise clips updates itself and bounds a plain mean: leave robust out")
+        if self.secure and (self.privacy_noise or self.robust != "none"):
+            raise ValueError("with secure the server sees no single update to clip or trim: leave the others out")
 
 
 # What may change between two starts of one federation: how long, where and how patiently.
@@ -151,6 +157,8 @@ def from_run_config(run_config: Mapping[str, Any]) -> Settings:
         raise UserError(f"{method.title} needs everybody's data in one place: it cannot run on Flower")
     if experiment.evaluation.clients is not None:
         raise UserError("on Flower every node scores itself: leave evaluation.clients out")
-    if not method.averages and (federation.robust != "none" or federation.privacy_noise):
-        raise UserError(f"{method.title} does not average uploads: leave federation.robust and .privacy_noise out")
+    if not method.averages and (federation.robust != "none" or federation.privacy_noise or federation.secure):
+        raise UserError(
+            f"{method.title} does not average uploads: leave federation.robust, .privacy_noise and .secure out"
+        )
     return Settings(method, experiment.training, experiment.evaluation, federation)
