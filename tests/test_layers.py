@@ -20,7 +20,8 @@ LAYERS: list[list[set[str]]] = [
     [{"methods"}, {"data"}],
     [{"clients", "engine", "plan", "population", "prediction"}],
     [{"config", "experiment", "execution", "runs"}],
-    [{"report", "cli"}],
+    [{"flower"}, {"report"}],
+    [{"cli"}],
 ]
 CORE = set().union(*(part for layer in LAYERS[:4] for part in layer))
 PLACE = {name: (level, k) for level, layer in enumerate(LAYERS) for k, part in enumerate(layer) for name in part}

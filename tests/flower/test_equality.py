@@ -16,10 +16,11 @@ LOOP = dataclasses.replace(EXACT, over="loop")
 CARRIED = [name for name in METHODS if not METHODS[name].pools]
 
 
-def by_engine(config):
+def by_engine(config, shards=None):
     """The engine's run of the same settings, and its scores by evaluated round."""
     settings = from_run_config(config)
-    result = federation(settings.method, training=settings.training, plan=LOOP)
+    shards = shards or make_shards()
+    result = federation(settings.method, training=settings.training, plan=LOOP, shards=shards)
     scores = {}
     for round in result.rounds():
         if settings.training.evaluates(round):
