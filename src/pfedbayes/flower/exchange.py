@@ -35,11 +35,13 @@ def replies(grid: Grid, messages: dict[int, Message], timeout: float) -> Iterato
     grid.push_messages(list(messages.values()))
     waiting = {message.metadata.message_id: who for who, message in messages.items()}
     end = time.monotonic() + timeout
-    while waiting and time.monotonic() < end:
+    while waiting:
         for reply in grid.pull_messages(list(waiting)):
             who = waiting.pop(reply.metadata.reply_to_message_id, None)
             if who is not None:
                 yield who, reply
+        if time.monotonic() > end:
+            return
         if waiting:
             time.sleep(POLL)
 

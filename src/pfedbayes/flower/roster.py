@@ -77,9 +77,8 @@ class Roster:
         if not new:
             return
         facts = {"protocol": PROTOCOL, "digest": self._digest}
-        exchange = send(
-            self._grid, {node: Message(content(facts), node, "query") for node in new}, self._config.timeout
-        )
+        questions = {node: Message(content(facts), node, "query") for node in new}
+        exchange = send(self._grid, questions, self._config.wait)
         for node in new:
             try:
                 self._welcome(node, exchange)

@@ -381,7 +381,7 @@ class Server:
             "left": [member.name for member in self.members if member.left],
         }
         if self.config.privacy_noise:
-            most = max(member.taken + (i in uploads) for i, member in enumerate(self.members))
+            most = max(member.taken + (enough and i in uploads) for i, member in enumerate(self.members))
             line["epsilon"] = epsilon(most, self.config.privacy_noise, self.config.privacy_delta)
         self.writer.append(line, runs.JOURNAL)
         for name, reason in line["refused"].items():
