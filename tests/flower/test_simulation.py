@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,20 @@ from pfedbayes.trees import fill
 HERE = Path(__file__).parent
 
 
+@pytest.fixture
+def short_folder():
+    """Ray has sockets in its folder, whose paths must not be long."""
+    with tempfile.TemporaryDirectory(prefix="ray") as folder:
+        yield folder
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_simulation_of_four_nodes_equals_the_engine_for_all_methods(tmp_path):
+def test_a_simulation_of_four_nodes_equals_the_engine_for_all_methods(tmp_path, short_folder):
     paths = [HERE, HERE.parent, HERE.parents[1] / "src"]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
-        "RAY_TMPDIR": str(tmp_path),
+        "RAY_TMPDIR": short_folder,
         "RAY_USAGE_STATS_ENABLED": "0",
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_HOME": str(tmp_path / "home"),

@@ -386,9 +386,10 @@ class Server:
         self.writer.append(line, runs.JOURNAL)
         for name, reason in line["refused"].items():
             log.warning("pfedbayes: round %d: %s: %s", round, name, reason)
+        what = f"{len(uploads)} uploads" if attempt else "scores of the last models"
         log.info(
-            "pfedbayes: round %d/%d: %d uploads, %.2f MB down, %.2f MB up",
-            round, self.training.rounds, len(uploads), exchange.down / 1e6, exchange.up / 1e6,
+            "pfedbayes: round %d/%d: %s, %.2f MB down, %.2f MB up",
+            round, self.training.rounds, what, exchange.down / 1e6, exchange.up / 1e6,
         )  # fmt: skip
 
 
