@@ -73,6 +73,18 @@ def test_a_node_that_drops_out_before_its_keys_are_shared_costs_an_attempt(tmp_p
     assert difference(server.state, plain_state(tmp_path, range(5))) < PRECISION
 
 
+def test_a_node_that_cannot_answer_says_why(tmp_path):
+    config = run_config(tmp_path, federation__secure=True, training__rounds=1, federation__min_replies=4)
+    del config["training.participants"]
+    grid = FakeGrid(config)
+    (tmp_path / "states" / "client-4").mkdir(parents=True)
+    (tmp_path / "states" / "client-4" / "round-000009.safetensors").write_bytes(b"")
+    server = serve(grid)
+    journal = runs.read(tmp_path / "run").journal
+    assert "is damaged" in journal[0]["refused"]["site 4"]
+    assert difference(server.state, plain_state(tmp_path, range(4))) < PRECISION
+
+
 def test_weights_are_those_of_the_methods_own_average():
     sizes = torch.tensor([3.0, 1.0, 2.0]).double()
     clients = torch.arange(3)

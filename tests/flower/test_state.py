@@ -45,6 +45,12 @@ def test_an_empty_folder_is_a_start_only_for_a_client_that_is_new(tmp_path):
     assert folder.start_of(3, last=0) is None  # the first round, asked for again
 
 
+def test_tensors_that_share_memory_are_kept_too(tmp_path):
+    shared = torch.arange(3.0)
+    StateFolder(tmp_path).write(Generation(1, 0, {}, {"a": shared, "b": shared[1:]}))
+    assert StateFolder(tmp_path).read(1).tensors["b"].tolist() == [1.0, 2.0]
+
+
 def test_a_damaged_state_is_an_error(tmp_path):
     folder = StateFolder(tmp_path)
     folder.write(generation(1, 0))

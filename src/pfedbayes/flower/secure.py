@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,9 +28,10 @@ from torch import Tensor
 
 from pfedbayes.errors import UserError
 from pfedbayes.flower.exchange import Exchange, replies
-from pfedbayes.flower.messages import FACTS, num_bytes
+from pfedbayes.flower.messages import FACTS, Refused, facts_of, num_bytes
 from pfedbayes.methods.base import Method
 
+Call = Callable[[Message, Context], Message]
 LARGEST_WEIGHT = 10**6  # weights travel as whole numbers up to this
 THRESHOLD = 2 / 3  # of the nodes have to stay until the end, or nobody learns anything
 
@@ -37,11 +39,19 @@ THRESHOLD = 2 / 3  # of the nodes have to stay until the end, or nobody learns a
 # On the nodes
 
 
-def mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+def mod(message: Message, context: Context, call_next: Call) -> Message:
     """Flower's part of a node in secure aggregation, for the messages that belong to it."""
     if RECORD_KEY_CONFIGS not in message.content:
         return call_next(message, context)
-    answer: Message = secaggplus_mod(message, context, call_next)
+    answer: Message = secaggplus_mod(message, context, partial(_upload, call_next))
+    return answer
+
+
+def _upload(call_next: Call, message: Message, context: Context) -> Message:
+    """An answer that can be masked; anything else is an error, which Flower hands on to the server."""
+    answer = call_next(message, context)
+    if FACTS in answer.content:
+        raise Refused(facts_of(answer).get("error", "the client has left for good"))
     return answer
 
 

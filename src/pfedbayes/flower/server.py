@@ -319,7 +319,7 @@ class Server:
         for name in COUNTS:
             tensors[f"clients.{name}"] = torch.tensor([int(getattr(member, name)) for member in self.members])
         self.writer.checkpoint(
-            {name: tensor.contiguous() for name, tensor in tensors.items()}, self.round, self.clock.seconds()
+            {name: tensor.clone().contiguous() for name, tensor in tensors.items()}, self.round, self.clock.seconds()
         )
 
     def _describe(self) -> None:

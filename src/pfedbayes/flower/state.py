@@ -97,10 +97,9 @@ class StateFolder:
     def write(self, generation: Generation) -> None:
         """Keep a generation and the one that it was made from."""
         about = generation.about | {"previous": generation.previous}
-        content = save(
-            {name: tensor.cpu().contiguous() for name, tensor in generation.tensors.items()},
-            {ABOUT: json.dumps(about)},
-        )
+        # Copies, since safetensors refuses tensors that share memory.
+        copies = {name: tensor.cpu().clone().contiguous() for name, tensor in generation.tensors.items()}
+        content = save(copies, {ABOUT: json.dumps(about)})
         runs.write_whole(self.path, _name(generation.round), content)
         for round in self.rounds():
             if round not in (generation.round, generation.previous):
