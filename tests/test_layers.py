@@ -23,7 +23,8 @@ LAYERS: list[list[set[str]]] = [
     [{"methods"}, {"data"}],
     [{"clients", "engine", "personalisation", "plan", "population", "prediction"}],
     [{"certificate", "config", "experiment", "execution", "modules", "runs", "stopping", "theorem", "uncertainty"}],
-    [{"report", "sweep", "figure3", "cli"}],
+    [{"flower"}, {"report", "sweep", "figure3"}],
+    [{"cli"}],
 ]
 CORE = set().union(*(part for layer in LAYERS[:4] for part in layer))
 PLACE = {name: (level, k) for level, layer in enumerate(LAYERS) for k, part in enumerate(layer) for name in part}

@@ -8,6 +8,7 @@
     clients.bin        the states that a checkpoint refers to, where clients rest in a file
     summary.json       the result, once the run is finished
     report.html        the page for people
+    federation.jsonl   on Flower: one line per attempt at a round, who was refused and why; nothing is cut from it
 
 A checkpoint is one file, written aside and renamed, so that a run killed at any moment finds either the old or the
 new one; the log is cut back to the length that the checkpoint names.
@@ -24,7 +25,7 @@ import subprocess
 import time
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,9 @@ import pfedbayes
 from pfedbayes.errors import UserError
 
 FORMAT = 1
-CONFIG, INFO, LOG, STATE, CLIENTS, SUMMARY, REPORT = (
+CONFIG, INFO, LOG, STATE, CLIENTS, SUMMARY, REPORT, JOURNAL = (
     "config.toml", "run.json", "rounds.jsonl", "state.safetensors", "clients.bin", "summary.json", "report.html",
+    "federation.jsonl",
 )  # fmt: skip
 PREPROCESSING = "preprocessing.json"
 BEST = "best."  # begins the names of the tensors of the best round, where one is kept
@@ -54,6 +56,7 @@ class Run:
     info: dict[str, Any]
     rounds: list[dict[str, Any]]
     summary: dict[str, Any] | None
+    journal: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -85,15 +88,19 @@ def read(folder: Path) -> Run:
         info = json.loads((folder / INFO).read_text())
         config = tomllib.loads((folder / CONFIG).read_text())
         summary = json.loads((folder / SUMMARY).read_text()) if (folder / SUMMARY).exists() else None
-        log = (folder / LOG).read_text() if (folder / LOG).exists() else ""
-        rounds = [json.loads(line) for line in log[: log.rfind("\n") + 1].splitlines()]
+        rounds, journal = (_lines(folder / name) for name in (LOG, JOURNAL))
     except (ValueError, UnicodeDecodeError) as error:
         raise UserError(f"{folder} holds a damaged file ({error}): start the run again in a new folder") from None
     if info.get("format") != FORMAT:
         raise UserError(
             f"{folder} has format {info.get('format')}, not {FORMAT}: read it with pfedbayes {info.get('version')}"
         )
-    return Run(folder, config, info, rounds, summary)
+    return Run(folder, config, info, rounds, summary, journal)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
@@ -139,9 +146,9 @@ class Writer:
         """Write a file of the folder, see `write_file`."""
         write_file(self.folder / name, content)
 
-    def append(self, record: dict[str, Any]) -> None:
+    def append(self, record: dict[str, Any], name: str = LOG) -> None:
         """Add a line to the log."""
-        with writing(self.folder), (self.folder / LOG).open("a") as file:
+        with writing(self.folder), (self.folder / name).open("a") as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
 
     def truncate_log(self, log_bytes: int) -> None:
