@@ -301,7 +301,9 @@ class InFile(Population):
         except OSError as error:
             remedy = "put back the file of that run"
             if verb == "write":
-                remedy = "free space or give another --out; what was saved before is intact, and --resume goes on from it"
+                remedy = (
+                    "free space or give another --out; what was saved before is intact, and --resume goes on from it"
+                )
             if path is None:
                 remedy = "free space there or let TMPDIR name another folder"
             where = path or f"a temporary file in {tempfile.gettempdir()}"

@@ -152,7 +152,7 @@ class Writer:
             file.write(json.dumps(record, allow_nan=False) + "\n")
 
     def cut_torn_line(self, name: str) -> None:
-        """Cut off what a kill or a full disk has left of a line, so that the next one does not begin in the middle of it."""
+        """Cut off what a kill or a full disk has left of a line, so that the next one begins one of its own."""
         path = self.folder / name
         if path.exists():
             with writing(self.folder), path.open("rb+") as file:
