@@ -3,30 +3,31 @@ left out."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedbayes.metrics import BINS
+from pfedbayes.metrics import BINS, METRICS
 from pfedbayes.prediction import MODELS
 
 
-def table(scores: dict[int, dict[str, Any]], num_clients: int) -> dict[str, Any]:
-    """{model: {estimator: {metric: [[figure of each client]]}}} from each client's own such table of one; a client
-    without test data has no estimators in its own."""
-    whole: dict[str, Any] = {}
-    for which in MODELS:
-        own = [one[which] for one in scores.values() if one.get(which) is not None]
-        ways: dict[str, dict[str, None]] = {}
-        for each in own:
-            for way, metrics in each.items():
-                ways.setdefault(way, {}).update(dict.fromkeys(metrics))
-        figures = {
-            way: {name: [[figure(scores.get(i), which, way, name) for i in range(num_clients)]] for name in metrics}
-            for way, metrics in ways.items()
+def table(
+    scores: dict[int, dict[str, Any]], num_clients: int, models: Collection[str], ways: Sequence[str], task: str
+) -> dict[str, Any]:
+    """{model: {estimator: {metric: [[figure of each client]]}}} from each client's own such table of one, as far as it
+    is about these models and estimators; a client without test data has no estimators in its own."""
+    whole: dict[str, Any] = dict.fromkeys(MODELS)
+    for which in models:
+        said = {way for one in scores.values() for way in one.get(which) or ()}
+        whole[which] = {
+            way: {
+                name: [[figure(scores.get(i), which, way, name) for i in range(num_clients)]] for name in METRICS[task]
+            }
+            for way in ways
+            if way in said
         }
-        whole[which] = figures if own else None
     return whole
 
 

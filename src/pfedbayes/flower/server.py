@@ -32,6 +32,7 @@ from pfedbayes.flower.settings import Settings, from_run_config, refuse_differen
 from pfedbayes.methods import Method
 from pfedbayes.methods.base import Shard, State
 from pfedbayes.nets import Model
+from pfedbayes.prediction import MODELS, estimator_names
 from pfedbayes.streams import choose
 from pfedbayes.trees import fill, leaves, named_leaves, pick
 
@@ -363,14 +364,18 @@ class Server:
         absent = [i for i in range(len(self.members)) if i not in scores]
         if len(absent) == len(self.members):
             return
-        record = {
-            "round": round,
-            "seconds": self.clock.seconds(),
-            "absent": absent,
-            **json_safe(table(scores, len(self.members))),
-        }
+        models = [which for which in MODELS if getattr(self.method, which)]
+        scored = table(scores, len(self.members), models, self._estimators(), self.model.likelihood.task)
+        record = {"round": round, "seconds": self.clock.seconds(), "absent": absent, **json_safe(scored)}
         self.writer.append(record)
         self.logged.add(round)
+
+    def _estimators(self) -> list[str]:
+        """The names of all that nodes may score, see `Prediction.evaluate`."""
+        received = pick(self.method.download(self.state, torch.tensor([0])), 0)
+        views = self.method.views(self.method.enrol(received), received)
+        names = [*estimator_names(self.settings.evaluation.samples), *views]
+        return [*names, *(f"{name}+prior" for name in names)]
 
     def _journal(self, round: int, attempt: int, exchange: Exchange, uploads: dict[int, State], enough: bool) -> None:
         """What became of an attempt at a round, for people and the report; attempt 0 only scores the last models."""
