@@ -1,14 +1,18 @@
 """Guards and noise in the server's average, against closed forms."""
 
 import math
+import os
 
+import numpy as np
 import pytest
 import torch
 from grids import FakeGrid, run_config, serve
+from scipy import integrate, stats
+from scipy.stats import norm
 
 from federations import difference, randn
 from pfedbayes import UserError, runs
-from pfedbayes.flower.combine import combine, epsilon, private_mean, shortened, trimmed_mean
+from pfedbayes.flower.combine import combine, epsilon, private_mean, secret_normals, shortened, trimmed_mean
 from pfedbayes.flower.settings import FederationConfig, from_run_config
 from pfedbayes.methods.fedavg import FedAvg
 from pfedbayes.methods.pfedbayes import PFedBayes
@@ -82,6 +86,59 @@ def test_epsilon_against_its_definition():
     assert math.isfinite(epsilon(10_000, 0.5, 1e-5))
 
 
+def hockey_stick(mu, eps):
+    """What is lost between N(0, 1) and N(mu, 1), from its definition: the integral of max(0, q - exp(eps) p)."""
+    start = eps / mu + mu / 2  # where q is exp(eps) p
+    return integrate.quad(lambda x: norm.pdf(x - mu) - math.exp(eps) * norm.pdf(x), start, start + 40, epsabs=1e-14)[0]
+
+
+def renyi(rounds, noise, delta):
+    """An upper bound on epsilon from Renyi's divergence of order a, k a / (2 z^2), by Mironov's conversion."""
+    orders = np.linspace(1.01, 200, 20_000)
+    return float(np.min(rounds * orders / (2 * noise**2) + math.log(1 / delta) / (orders - 1)))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "noise", "delta"), [(1, 1.0, 1e-5), (20, 4.0, 1e-5), (200, 8.0, 1e-6), (5, 0.7, 1e-3)]
+)
+def test_epsilon_against_the_integral_and_a_bound(rounds, noise, delta):
+    eps = epsilon(rounds, noise, delta)
+    assert hockey_stick(math.sqrt(rounds) / noise, eps) == pytest.approx(delta, rel=1e-4)
+    assert 0.7 * renyi(rounds, noise, delta) < eps < renyi(rounds, noise, delta)
+
+
+def test_epsilon_of_the_documentation():
+    assert epsilon(20, 4.0, 1e-5) == pytest.approx(5.0, abs=0.05)
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_a_client_moves_the_private_mean_by_at_most_one_noise_multiplier(num_parts):
+    # Mean and rho together, in units of the noise on each, whatever the client sends and however many examples it has.
+    noise, longest = 1.7, torch.tensor([2.0, 0.05], dtype=torch.float64)[:num_parts]
+    others = randn(6, num_parts, 30_000, seed=1)
+    deviations = (private_mean(others, longest, noise) - private_mean(others, longest, 0.0)).std(dim=1)
+    for scale in (1e-9, 1.0, 1e6):
+        own = randn(1, num_parts, 30_000, seed=2) * scale
+        means = [private_mean(torch.cat([others[1:], one]), longest, 0.0) for one in (own, torch.zeros_like(own))]
+        moved = float(((means[0] - means[1]) / deviations[:, None]).norm())
+        assert moved <= 1 / noise * 1.03
+    assert moved == pytest.approx(1 / noise, rel=0.03)  # the longest updates are as bad as that
+
+
+def test_private_noise_cannot_be_drawn_again(monkeypatch):
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        drawn.append(secret_normals(torch.Size((3, 50_000))))
+    assert not torch.equal(*drawn)
+    assert stats.kstest(drawn[0].flatten().numpy(), "norm").pvalue > 1e-6
+    for byte in (b"\x00", b"\xff"):
+        monkeypatch.setattr(os, "urandom", lambda count, byte=byte: byte * count)
+        extreme = secret_normals(torch.Size((2,)))
+        assert bool(extreme.isfinite().all())
+        assert 8 < abs(float(extreme[0])) < 9
+
+
 def test_private_federation_reports_what_it_has_spent(tmp_path):
     config = run_config(tmp_path, federation__privacy_noise=4.0, federation__privacy_clip=0.5)
     grid = FakeGrid(config)
@@ -108,6 +165,7 @@ def test_wide_clips_and_no_noise_are_the_plain_average():
     [
         ({"privacy_noise": 1.0, "robust": "trimmed-mean"}, "leave robust out"),
         ({"privacy_noise": 1.0, "secure": True}, "no single update"),
+        ({"clients": 2, "secure": True}, "secure needs 3 to 1000 clients, got 2"),
         ({"trim": 0.5}, "trim must be"),
         ({"min_replies": 9}, "min_replies must be between 1 and clients = 5"),
         ({"timeout": 0.0}, "timeout must be positive"),

@@ -14,7 +14,7 @@ from pfedbayes.methods import METHODS
 from pfedbayes.methods.base import weighted_mean
 from pfedbayes.methods.pfedbayes import PFedBayes
 
-PRECISION = 1e-5  # four steps of a four-millionth of [-1, 1], in each of three rounds, relative to weights of about 1
+PRECISION = 1e-5  # four steps of a two-millionth, in each of three rounds, relative to weights of about 1
 
 
 @pytest.mark.parametrize("method", ["pfedbayes", "fedavg", "pfedme"])

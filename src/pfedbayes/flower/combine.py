@@ -70,7 +70,7 @@ def secret_normals(shape: torch.Size) -> Tensor:
     """Standard normal noise that nobody can draw again: from the system's own random bits. A torch generator on the
     CPU takes 32 bits of its seed, so that all noise it can make may be tried out."""
     bits = np.frombuffer(os.urandom(8 * shape.numel()), dtype=np.uint64)
-    uniform = ((bits >> np.uint64(11)) + 0.5) * 2.0**-53  # in (0, 1), neither end included
+    uniform = ((bits >> np.uint64(12)) + 0.5) * 2.0**-52  # in (0, 1), neither end included
     normal: Tensor = torch.special.ndtri(torch.from_numpy(uniform)).view(shape)
     return normal
 

@@ -3,7 +3,7 @@ left out."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,20 +13,17 @@ from pfedbayes.metrics import BINS, METRICS
 from pfedbayes.prediction import MODELS
 
 
-def table(
-    scores: dict[int, dict[str, Any]], num_clients: int, models: Collection[str], ways: Sequence[str], task: str
-) -> dict[str, Any]:
+def table(scores: dict[int, dict[str, Any]], num_clients: int, models: Sequence[str], task: str) -> dict[str, Any]:
     """{model: {estimator: {metric: [[figure of each client]]}}} from each client's own such table of one, as far as it
-    is about these models and estimators; a client without test data has no estimators in its own."""
+    is about these models and these metrics; a client without test data has no estimators in its own."""
     whole: dict[str, Any] = dict.fromkeys(MODELS)
     for which in models:
-        said = {way for one in scores.values() for way in one.get(which) or ()}
+        ways = dict.fromkeys(way for one in scores.values() for way in one.get(which) or ())
         whole[which] = {
             way: {
                 name: [[figure(scores.get(i), which, way, name) for i in range(num_clients)]] for name in METRICS[task]
             }
             for way in ways
-            if way in said
         }
     return whole
 

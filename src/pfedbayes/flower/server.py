@@ -32,7 +32,7 @@ from pfedbayes.flower.settings import Settings, from_run_config, refuse_differen
 from pfedbayes.methods import Method
 from pfedbayes.methods.base import Shard, State
 from pfedbayes.nets import Model
-from pfedbayes.prediction import MODELS, estimator_names
+from pfedbayes.prediction import MODELS
 from pfedbayes.streams import choose
 from pfedbayes.trees import fill, leaves, named_leaves, pick
 
@@ -141,7 +141,7 @@ class Server:
             average, optimizer = follow(self.training, self.state, average, optimizer)
         if not all(bool(leaf.isfinite().all()) for leaf in leaves(average)):
             raise UserError(
-                f"round {round}: the server's model has become non-finite, so the round was not taken: {CALM}"
+                f"round {round}: the shared model has become non-finite, so the round was not taken: {CALM}"
             )
         self.state, self.optimizer, self.round = average, optimizer, round
         for i in clients:
@@ -365,17 +365,10 @@ class Server:
         if len(absent) == len(self.members):
             return
         models = [which for which in MODELS if getattr(self.method, which)]
-        scored = table(scores, len(self.members), models, self._estimators(), self.model.likelihood.task)
+        scored = table(scores, len(self.members), models, self.model.likelihood.task)
         record = {"round": round, "seconds": self.clock.seconds(), "absent": absent, **json_safe(scored)}
         self.writer.append(record)
         self.logged.add(round)
-
-    def _estimators(self) -> list[str]:
-        """The names of all that nodes may score, see `Prediction.evaluate`."""
-        received = pick(self.method.download(self.state, torch.tensor([0])), 0)
-        views = self.method.views(self.method.enrol(received), received)
-        names = [*estimator_names(self.settings.evaluation.samples), *views]
-        return [*names, *(f"{name}+prior" for name in names)]
 
     def _journal(self, round: int, attempt: int, exchange: Exchange, uploads: dict[int, State], enough: bool) -> None:
         """What became of an attempt at a round, for people and the report; attempt 0 only scores the last models."""

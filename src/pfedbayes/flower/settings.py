@@ -19,6 +19,7 @@ from pfedbayes.plan import Dtype
 
 Wire = Literal["float32", "float16", "bfloat16", "float64"]
 Robust = Literal["none", "median-norm", "trimmed-mean"]
+SECURE_CLIENTS = 1000  # numbers below 2^22 are added modulo 2^32
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class FederationConfig:
     update of the means (or of theta), privacy_clip_rho: of the rho of Gaussians; privacy_delta: the delta of
     (epsilon, delta).
     secure: secure aggregation, where the server learns the mean of the updates and no single one; secure_reach: entries
-    of updates are clipped to [-secure_reach, secure_reach], a four-millionth of which is the precision of the mean.
+    of updates are clipped to [-secure_reach, secure_reach]; a two-millionth of it is the precision of the mean.
     states: where nodes that have no state-dir of their own keep their states, for simulations on one machine.
     """
 
@@ -78,6 +79,11 @@ class FederationConfig:
             raise ValueError(f"privacy_delta must be between 0 and 1, got {self.privacy_delta}")
         if self.privacy_noise and self.robust != "none":
             raise ValueError("privacy_noise clips updates itself and bounds a plain mean: leave robust out")
+        if self.secure and not 3 <= self.clients <= SECURE_CLIENTS:
+            raise ValueError(
+                f"secure needs 3 to {SECURE_CLIENTS} clients, got {self.clients}: from the mean of two each can tell "
+                "the other's update, and Flower's sums of more overflow"
+            )
         if self.secure and (self.privacy_noise or self.robust != "none"):
             raise ValueError("with secure the server sees no single update to clip or trim: leave the others out")
 
