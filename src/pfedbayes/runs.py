@@ -133,7 +133,7 @@ class Writer:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._lock.close()
-            raise UserError(f"{folder} is in use by another run: wait for it or give another --out") from None
+            raise UserError(f"{folder} is in use by another run: wait for it or give another folder") from None
 
     def close(self) -> None:
         """Give the folder free; one that nothing was written to goes."""
@@ -150,6 +150,13 @@ class Writer:
         """Add a line to the log."""
         with writing(self.folder), (self.folder / name).open("a") as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
+
+    def cut_torn_line(self, name: str) -> None:
+        """Cut off what a kill or a full disk has left of a line, so that the next one begins one of its own."""
+        path = self.folder / name
+        if path.exists():
+            with writing(self.folder), path.open("rb+") as file:
+                file.truncate(file.read().rfind(b"\n") + 1)
 
     def truncate_log(self, log_bytes: int) -> None:
         """Cut the log back to what a checkpoint knows of."""
@@ -195,8 +202,8 @@ def writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"cannot write to {folder} ({error.strerror or error}): free space or give another --out; "
-            "what was saved before is intact, and --resume goes on from it"
+            f"cannot write to {folder} ({error.strerror or error}): free space or give another folder; "
+            "what was saved before is intact: start again (pfedbayes run with --resume) to go on from it"
         ) from None
 
 

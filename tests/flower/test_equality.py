@@ -24,7 +24,7 @@ def by_engine(config, shards=None):
     scores = {}
     for round in result.rounds():
         if settings.training.evaluates(round):
-            scores[round] = result.evaluate(**dataclasses.asdict(settings.evaluation))
+            scores[round] = result.evaluate(**settings.evaluation.after(round, settings.training.rounds))
     return result, scores
 
 

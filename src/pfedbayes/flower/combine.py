@@ -6,8 +6,9 @@ For methods that average, what a client sends is an update: its upload minus the
 from __future__ import annotations
 
 import math
-import secrets
+import os
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,16 +57,22 @@ def private_mean(updates: Tensor, longest: Tensor, noise: float) -> Tensor:
 
     Part p of every update is clipped to the norm C_p, so that together, in units of C_p, no client has more than
     sqrt(P) in it; the sum gets noise of deviation z sqrt(P) C_p. What is lost if a client's update is replaced by zero
-    is then that of a Gaussian mechanism with noise multiplier z. Nobody shall be able to draw the noise again, so its
-    seed is the system's.
+    is then that of a Gaussian mechanism with noise multiplier z.
     """
     count, num_parts, _ = updates.shape
     factors = (longest / updates.norm(dim=2)).nan_to_num(1.0).clamp(max=1)
     clipped = (updates * factors[:, :, None]).mean(0)
-    generator = torch.Generator().manual_seed(secrets.randbits(63))
-    normal = torch.randn(clipped.shape, dtype=torch.float64, generator=generator).to(clipped)
     deviation = longest * (noise * math.sqrt(num_parts) / count)
-    return torch.addcmul(clipped, deviation[:, None], normal)
+    return torch.addcmul(clipped, deviation[:, None], secret_normals(clipped.shape).to(clipped))
+
+
+def secret_normals(shape: torch.Size) -> Tensor:
+    """Standard normal noise that nobody can draw again: from the system's own random bits. A torch generator on the
+    CPU takes 32 bits of its seed, so that all noise it can make may be tried out."""
+    bits = np.frombuffer(os.urandom(8 * shape.numel()), dtype=np.uint64)
+    uniform = ((bits >> np.uint64(11)) + 0.5) * 2.0**-53  # in (0, 1), neither end included
+    normal: Tensor = torch.special.ndtri(torch.from_numpy(uniform)).view(shape)
+    return normal
 
 
 def epsilon(rounds: int, noise: float, delta: float) -> float:

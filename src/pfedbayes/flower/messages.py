@@ -18,6 +18,7 @@ PROTOCOL = 1
 RAW = "pfedbayes.raw"  # little-endian numbers one after another: nothing to unpickle
 TYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64", "int64", "bool")}
 FACTS = "facts"
+LARGEST_COUNT = 10**12  # of examples
 
 
 class Refused(UserError):
@@ -60,9 +61,12 @@ def _from_array(name: str, array: Array, like: Tensor, shapes: bool) -> Tensor:
 
 
 def refuse_wild(tree: State, largest: float) -> None:
-    """Refuse numbers that are not finite or larger than `largest`."""
+    """Refuse numbers that are not finite or larger than `largest`, and counts that cannot be."""
     for name, tensor in named_leaves(tree, "upload"):
-        if tensor.is_floating_point() and tensor.numel():
+        if not tensor.is_floating_point():
+            if not bool(((tensor >= 0) & (tensor <= LARGEST_COUNT)).all()):
+                raise Refused(f"{name} counts what cannot be counted: {int(tensor.min())} to {int(tensor.max())}")
+        elif tensor.numel():
             if not bool(tensor.isfinite().all()):
                 raise Refused(f"{name} is not finite")
             if (found := float(tensor.abs().max())) > largest:
@@ -82,7 +86,7 @@ def facts_of(message: Message) -> dict[str, Any]:
         raise Refused(f"Flower reports: {(message.error.reason or 'no reason given').strip().splitlines()[-1]}")
     try:
         facts = json.loads(message.content[FACTS][FACTS])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         raise Refused("the message says nothing that pfedbayes understands") from None
     if not isinstance(facts, dict) or facts.get("protocol") != PROTOCOL:
         raise Refused("the message is of another version of pfedbayes: install the same one everywhere")

@@ -30,6 +30,7 @@ from pfedbayes.trees import fill, named_leaves, pick, stack
 
 LoadData = Callable[[int, int], Shards]  # (number of the client, number of clients) -> its own data
 MakeModel = Callable[[Method], Model]
+CONSENT = ("new-data", "older-state")  # of a node's config
 
 
 class Node(Federation):
@@ -124,7 +125,7 @@ def client_app(load_data: LoadData, make_model: MakeModel) -> ClientApp:
         model = make_model(settings.method)
         node = Node(shards, model, settings, number, str(context.node_config.get("device", "auto")))
         with folder.locked():
-            start = _start(node, task, settings, folder, bool(context.node_config.get("new-data")))
+            start = _start(node, task, settings, folder, *(bool(context.node_config.get(name)) for name in CONSENT))
             _receive(node, task, message)
             facts, upload = _answer(node, task, settings, folder, start)
         if upload is None or not task["upload"]:
@@ -141,17 +142,19 @@ def client_app(load_data: LoadData, make_model: MakeModel) -> ClientApp:
 
 
 def _start(
-    node: Node, task: dict[str, Any], settings: Settings, folder: StateFolder, new_data: bool
+    node: Node, task: dict[str, Any], settings: Settings, folder: StateFolder, new_data: bool, older_state: bool
 ) -> Generation | None:
-    """Bring the node to where the round starts, once whatever its folder holds is seen to belong there."""
+    """Bring the node to where the round starts, once whatever its folder holds is seen to belong there, or the node
+    has consented to go on all the same."""
     if kept := folder.rounds():
         before, now = folder.read(kept[-1]).about, _about(node, task, settings)
         if new_data:
             before["train_size"] = now["train_size"]
         for old, new in ((before.pop("settings"), now.pop("settings")), (before, now)):
-            remedy = "go on with what it was made with, or let the client leave and join with a new folder"
+            remedy = "go on with what it was made with; a new federation needs a new state-dir"
             refuse_difference(old, new, f"the state in {folder.path}", remedy)
-    start = folder.start_of(task["round"], task["last"])
+    last = min(task["last"], kept[-1]) if kept and older_state else task["last"]
+    start = folder.start_of(task["round"], last)
     if start:
         node.recall(start)
     return start
@@ -173,7 +176,7 @@ def _answer(
     facts["size"] = int(node.sizes[0])
     upload = None
     if task["evaluate"]:
-        facts["scores"] = node.evaluate(**dataclasses.asdict(settings.evaluation))
+        facts["scores"] = node.evaluate(**settings.evaluation.after(node.round, settings.training.rounds))
     if task["finish"]:
         facts["reliability"] = look_closely(node, settings.evaluation)["reliability"]
         if start:  # with what was received last: the models to predict with from now on
@@ -206,7 +209,10 @@ def _place(context: Context) -> tuple[Settings, int, StateFolder]:
             f"a number from 0 to {clients - 1}"
         )
     if "state-dir" in context.node_config:
-        return settings, number, StateFolder(Path(str(context.node_config["state-dir"])))
+        folder = Path(str(context.node_config["state-dir"]))
+        if not folder.is_absolute():  # Flower starts the app wherever it likes
+            raise UserError(f"state-dir is {str(folder)!r}: give the SuperNode an absolute path in --node-config")
+        return settings, number, StateFolder(folder)
     if settings.federation.states is None:
         raise UserError('the node has no folder for its state: add state-dir="…" to --node-config of the SuperNode')
     return settings, number, StateFolder(Path(settings.federation.states) / f"client-{number}")

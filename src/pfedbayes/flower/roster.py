@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from pfedbayes.errors import UserError
 from pfedbayes.flower.exchange import POLL, Exchange, send
-from pfedbayes.flower.messages import PROTOCOL, Refused, content
+from pfedbayes.flower.messages import LARGEST_COUNT, PROTOCOL, Refused, content
 from pfedbayes.flower.settings import Settings
 
 ASK_AGAIN = 15.0  # seconds after which a node that could not take part is asked again, if somebody is missing
@@ -42,10 +42,16 @@ class Roster:
         self._changed = changed
         self.members = [Member(f"client {i}") for i in range(self._config.clients)]
         self._strangers: dict[int, tuple[str, float]] = {}  # nodes that cannot take part: why, and when they were asked
+        self._news: dict[str, str] = {}
 
     def present(self) -> list[int]:
         """The clients that can be asked, in the order of their numbers."""
         return [i for i, member in enumerate(self.members) if member.node is not None and not member.left]
+
+    def news(self) -> dict[str, str]:
+        """The nodes that cannot take part, and why, as far as it was not told before."""
+        news, self._news = self._news, {}
+        return news
 
     def gather(self, wanted: int) -> None:
         """Meet the nodes that are new, and wait a while if fewer than wanted are there."""
@@ -67,6 +73,7 @@ class Roster:
     def _meet(self) -> None:
         """Forget the nodes that are gone, and ask new ones who they are."""
         online = set(self._grid.get_node_ids())
+        self._strangers = {node: known for node, known in self._strangers.items() if node in online}
         for member in self.members:
             if member.node not in online:
                 member.node = None
@@ -83,8 +90,11 @@ class Roster:
             try:
                 self._welcome(node, exchange)
             except Refused as reason:
+                before, _ = self._strangers.get(node, ("", 0.0))
                 self._strangers[node] = str(reason), time.monotonic()
-                log.warning("pfedbayes: node %d: %s", node, reason)
+                if before != str(reason):
+                    self._news[f"node {node}"] = str(reason)
+                    log.warning("pfedbayes: node %d: %s", node, reason)
         self._changed()
 
     def _welcome(self, node: int, exchange: Exchange) -> None:
@@ -96,8 +106,13 @@ class Roster:
             raise Refused(f"it calls itself client {number!r}")
         member = self.members[number]
         if member.node is not None:
-            raise Refused(f"it calls itself client {number}, which {member.name} (node {member.node}) already is")
-        member.name, member.left = str(facts.get("name", member.name)), member.left or bool(facts.get("left"))
+            raise Refused(
+                f"it calls itself client {number}, which {member.name} (node {member.node}) already is: give each "
+                "SuperNode a partition-id of its own"
+            )
+        member.name, member.left = str(facts.get("name", member.name))[:80], member.left or bool(facts.get("left"))
+        if member.name in [other.name for other in self.members if other is not member]:
+            member.name += f" ({number})"
         if member.left:
             raise Refused(f"{member.name} has left for good")
         member.train_size, member.test_size = count(facts, "train_size", 1), count(facts, "test_size", 0)
@@ -106,6 +121,6 @@ class Roster:
 
 def count(facts: dict[str, Any], name: str, least: int) -> int:
     value = facts.get(name)
-    if not isinstance(value, int) or value < least:
-        raise Refused(f"its {name} is {value!r}")
+    if not isinstance(value, int) or not least <= value <= LARGEST_COUNT:
+        raise Refused(f"its {name} is {str(value)[:40]}")
     return value

@@ -1,48 +1,57 @@
-"""The nodes' own scores put together, in the shape in which the engine logs them."""
+"""The nodes' own scores put together, in the shape in which the engine logs them. What a node sends in another shape is
+left out."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from pfedbayes.metrics import BINS
 from pfedbayes.prediction import MODELS
 
 
 def table(scores: dict[int, dict[str, Any]], num_clients: int) -> dict[str, Any]:
-    """{model: {estimator: {metric: [[figure of each client]]}}} from each client's own such table of one."""
-    first = next(iter(scores.values()))
-    return {
-        which: first.get(which)
-        and {
+    """{model: {estimator: {metric: [[figure of each client]]}}} from each client's own such table of one; a client
+    without test data has no estimators in its own."""
+    whole: dict[str, Any] = {}
+    for which in MODELS:
+        own = [one[which] for one in scores.values() if one.get(which) is not None]
+        ways: dict[str, dict[str, None]] = {}
+        for each in own:
+            for way, metrics in each.items():
+                ways.setdefault(way, {}).update(dict.fromkeys(metrics))
+        figures = {
             way: {name: [[figure(scores.get(i), which, way, name) for i in range(num_clients)]] for name in metrics}
-            for way, metrics in first[which].items()
+            for way, metrics in ways.items()
         }
-        for which in MODELS
-    }
+        whole[which] = figures if own else None
+    return whole
 
 
 def is_table(scores: Any) -> bool:
-    return isinstance(scores, dict) and all(isinstance(scores.get(which), dict | None) for which in MODELS)
+    """Whether these are scores, whatever they say."""
+    tables = [scores.get(which) for which in MODELS] if isinstance(scores, dict) else [()]
+    return all(
+        one is None or (isinstance(one, dict) and all(isinstance(metrics, dict) for metrics in one.values()))
+        for one in tables
+    )
 
 
 def figure(scores: dict[str, Any] | None, which: str, way: str, name: str) -> float:
     """One figure of a node's own table [seed][client]; NaN if it has none."""
     try:
         return float(scores[which][way][name][0][0]) if scores else float("nan")
-    except (KeyError, TypeError, ValueError, IndexError):
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError):
         return float("nan")
 
 
-def pooled(diagrams: list[dict[str, Any]]) -> dict[str, Any]:
+def pooled(diagrams: list[Any]) -> dict[str, Any]:
     """The calibration of all nodes' predictions together, from that of each: bins are weighed by their counts."""
     pooled: dict[str, Any] = {}
     for which in MODELS:
-        own = [
-            np.array([d[which][k] for k in ("confidence", "accuracy", "count")], float)
-            for d in diagrams
-            if d.get(which)
-        ]
+        own = [bins for diagram in diagrams if (bins := _bins(diagram, which)) is not None]
         if not own:
             continue
         bins = np.stack(own)
@@ -52,3 +61,12 @@ def pooled(diagrams: list[dict[str, Any]]) -> dict[str, Any]:
             means = (np.nan_to_num(bins[:, :2]) * counts[:, None]).sum(0) / total
         pooled[which] = {"confidence": means[0].tolist(), "accuracy": means[1].tolist(), "count": total.tolist()}
     return pooled
+
+
+def _bins(diagram: Any, which: str) -> NDArray[np.float64] | None:
+    """Confidence, accuracy and count (3, bins) of a node's own diagram, if it has one."""
+    try:
+        bins = np.array([diagram[which][name] for name in ("confidence", "accuracy", "count")], float)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    return bins if bins.shape == (3, BINS) and np.isfinite(bins[2]).all() and (bins[2] >= 0).all() else None

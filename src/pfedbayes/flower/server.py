@@ -33,7 +33,7 @@ from pfedbayes.methods import Method
 from pfedbayes.methods.base import Shard, State
 from pfedbayes.nets import Model
 from pfedbayes.streams import choose
-from pfedbayes.trees import fill, named_leaves, pick
+from pfedbayes.trees import fill, leaves, named_leaves, pick
 
 log = logging.getLogger("flwr")
 
@@ -135,9 +135,14 @@ class Server:
         average = combine(
             self.method, self.config, self.state, [uploads[i] for i in clients], sizes, torch.tensor(clients)
         )
-        if self.optimizer is not None:
-            average, self.optimizer = follow(self.training, self.state, average, self.optimizer)
-        self.state, self.round = average, round
+        optimizer = self.optimizer
+        if optimizer is not None:
+            average, optimizer = follow(self.training, self.state, average, optimizer)
+        if not all(bool(leaf.isfinite().all()) for leaf in leaves(average)):
+            raise UserError(
+                f"round {round}: the server's model has become non-finite, so the round was not taken: {CALM}"
+            )
+        self.state, self.optimizer, self.round = average, optimizer, round
         for i in clients:
             self.members[i].last = round
             self.members[i].taken += 1
@@ -156,7 +161,7 @@ class Server:
             "rounds": self.round,
             "seconds": self.clock.seconds(),
             "estimator": f"mc{samples}" if self.method.stochastic else "mean",
-            "reliability": pooled([facts.get("reliability") or {} for facts, _ in exchange.replies.values()]),
+            "reliability": pooled([facts.get("reliability") for facts, _ in exchange.replies.values()]),
             "examples": [],
         }
         self._save()
@@ -284,6 +289,7 @@ class Server:
             self.writer.write(runs.CONFIG, to_toml({"data": {"name": self._data()}, **self.settings.sections()}))
             self._describe()
             return
+        self.writer.cut_torn_line(runs.JOURNAL)
         previous = runs.read(folder)
         if "federation" not in previous.info:
             raise UserError(f"{folder} holds a run that was not made on Flower: set federation.out to another folder")
@@ -377,7 +383,8 @@ class Server:
             "replies": len(exchange.replies),
             "uploads": len(uploads),
             "taken": enough,
-            "refused": {self.members[i].name: reason for i, reason in sorted(exchange.refused.items())},
+            "refused": {self.members[i].name: reason for i, reason in sorted(exchange.refused.items())}
+            | self.roster.news(),
             "left": [member.name for member in self.members if member.left],
         }
         if self.config.privacy_noise:
@@ -393,6 +400,7 @@ class Server:
         )  # fmt: skip
 
 
+CALM = "lower training.server_rate, the learning rate or federation.largest"
 COUNTS = ("train_size", "test_size", "last", "taken", "left")  # of a member, kept in the checkpoint
 
 

@@ -151,7 +151,10 @@ def from_run_config(run_config: Mapping[str, Any]) -> Settings:
     if "clients" not in own:
         raise UserError("federation.clients is missing: write in pyproject.toml how many clients there are")
     federation = build(FederationConfig, own, "federation")
-    experiment = from_sections(sections)
+    if sections.get("training", {}).get("patience") is not None:
+        raise UserError("on Flower there is no early stopping: leave training.patience out")
+    # Whether there are validation data is for the nodes' own loaders to say.
+    experiment = from_sections(sections | {"data": {"validation": 0.1}})
     method = experiment.method
     if method.pools:
         raise UserError(f"{method.title} needs everybody's data in one place: it cannot run on Flower")

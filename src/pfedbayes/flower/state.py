@@ -54,7 +54,8 @@ class StateFolder:
 
     def rounds(self) -> list[int]:
         """The rounds whose states are kept, ascending."""
-        return sorted(int(path.stem.removeprefix("round-")) for path in self.path.glob(f"round-*{SUFFIX}"))
+        numbers = (path.stem.removeprefix("round-") for path in self.path.glob(f"round-*{SUFFIX}"))
+        return sorted(int(number) for number in numbers if number.isdecimal())
 
     @property
     def left(self) -> bool:
@@ -71,7 +72,8 @@ class StateFolder:
             return Generation(round, about.pop("previous"), about, tensors)
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise UserError(
-                f"{path} is damaged ({error}): restore it, or remove it to go on from the round before"
+                f"{path} is damaged ({error}): restore it, or remove it and start the SuperNode with older-state=true "
+                "in --node-config to go on from the round before"
             ) from None
 
     def start_of(self, round: int, last: int) -> Generation | None:
@@ -82,7 +84,7 @@ class StateFolder:
             found = f"is of round {kept[-1]}" if kept else "is missing"
             raise UserError(
                 f"the state in {self.path} {found}, but the server has an upload of round {last}: restore the folder, "
-                "or let the client leave"
+                "let the client leave, or go on from an older state with older-state=true in --node-config"
             )
         earlier = [number for number in kept if number < round]
         if earlier:
@@ -101,8 +103,14 @@ class StateFolder:
         copies = {name: tensor.cpu().clone().contiguous() for name, tensor in generation.tensors.items()}
         content = save(copies, {ABOUT: json.dumps(about)})
         runs.write_file(self.path / _name(generation.round), content)
+        self._keep(generation.round, generation.previous)
+
+    def _keep(self, *kept: int) -> None:
+        """Delete all other states, and what a kill has left of one that was being written."""
+        for path in self.path.glob(f".round-*{SUFFIX}.part"):
+            path.unlink()
         for round in self.rounds():
-            if round not in (generation.round, generation.previous):
+            if round not in kept:
                 (self.path / _name(round)).unlink()
 
     def leave(self) -> None:
@@ -111,8 +119,7 @@ class StateFolder:
             raise UserError(f"there is no folder {self.path}: give the state-dir of the node that leaves")
         with self.locked():
             runs.write_file(self.path / LEFT, json.dumps({"left": runs.now()}) + "\n")
-            for round in self.rounds():
-                (self.path / _name(round)).unlink()
+            self._keep()
 
 
 def _name(round: int) -> str:
