@@ -255,6 +255,20 @@ def test_what_is_committed_is_what_the_data_say():
         assert (FOLDER / name).read_text() == content, f"run pfedbayes results docs/results ({name} differs)"
 
 
+def test_the_readme_says_what_the_table_says():
+    written = re.findall(
+        r"^\| (personal|shared): (paper|ours) \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    assert len(written) == 4
+    table = (FOLDER / "table1.md").read_text()
+    for model, whose, cells in written:
+        expected = []
+        for dataset in ("### MNIST", "### Fashion-MNIST"):
+            row = rows_of(table[table.index(dataset) :], dataset)[f"pFedBayes ({model}, ten samples)"]
+            expected += [row[f"{size}: {whose}"].split(" ")[0] for size in paper.SIZES]
+        assert cells.split(" | ") == expected
+
+
 class TestFigure3:
     TINY = ("data.name=blobs", "data.clients=3", "data.examples=60", "net.hidden=[8]", "training.local_steps=2")
 
