@@ -7,7 +7,7 @@ from grids import CLIENTS, FakeGrid, own_data, run_config, serve
 
 from federations import EXACT, client_states, difference, federation, make_shards, model_for
 from pfedbayes import UserError, runs
-from pfedbayes.flower import load_node
+from pfedbayes.flower import client_app, load_node
 from pfedbayes.flower.settings import from_run_config
 from pfedbayes.methods import METHODS
 
@@ -79,6 +79,25 @@ def test_options_of_server_and_prediction_travel_too(tmp_path):
     assert difference(server.state, engine.servers[0]) < ROUNDING
     for record in runs.read(tmp_path / "run").rounds:
         assert_same_scores(record, scores[record["round"]])
+
+
+def test_flips_and_rarely_scored_averages_travel_too(tmp_path):
+    rows = make_shards()
+    images = dataclasses.replace(rows, x=rows.x[:, None, None])
+    config = run_config(
+        tmp_path, training__flip=True, training__rounds=5, training__evaluate_every=1, evaluation__average_every=2
+    )
+    grid = FakeGrid(config)
+    grid.app = client_app(lambda client, clients: own_data(client, shards=images), model_for)
+    server = serve(grid)
+    engine, scores = by_engine(config, images)
+    assert difference(server.state, engine.servers[0]) < ROUNDING
+    logged = {record["round"]: record for record in runs.read(tmp_path / "run").rounds}
+    assert ["mc10" in logged[round]["personal"] for round in range(1, 6)] == [False, True, False, True, True]
+    for round, record in logged.items():
+        assert_same_scores(record, scores[round])
+    plain = by_engine({name: value for name, value in config.items() if name != "training.flip"}, images)
+    assert difference(plain[0].servers[0], engine.servers[0]) > 1e-3
 
 
 def test_pooled_training_cannot_travel(tmp_path):

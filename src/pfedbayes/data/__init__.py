@@ -2,7 +2,7 @@
 
 from pfedbayes.data.batches import positions
 from pfedbayes.data.config import DataConfig
-from pfedbayes.data.own import read_inputs, shards_from_tables
+from pfedbayes.data.own import load_client, read_inputs, shards_from_tables, summarise_client
 from pfedbayes.data.partition import load_shards, partition
 from pfedbayes.data.preprocessing import Preprocessing, Summary, combine, summarise
 from pfedbayes.data.shards import Shards
@@ -19,10 +19,12 @@ __all__ = [
     "available",
     "combine",
     "load",
+    "load_client",
     "load_shards",
     "partition",
     "positions",
     "read_inputs",
     "shards_from_tables",
     "summarise",
+    "summarise_client",
 ]

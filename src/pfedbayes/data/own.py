@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pfedbayes.data import images
 from pfedbayes.data.config import DataConfig, Task
-from pfedbayes.data.preprocessing import FEW_WHOLE_NUMBERS, Preprocessing, combine, summarise
+from pfedbayes.data.preprocessing import FEW_WHOLE_NUMBERS, Preprocessing, Summary, combine, summarise
 from pfedbayes.data.shards import Shards
 from pfedbayes.data.splits import Purpose, held_out
 from pfedbayes.data.tables import (
@@ -75,6 +75,30 @@ def shards_from_tables(
     schema, budget = _schema(config, target), Budget()
     own = {name: table_of(columns, name, schema, budget) for name, columns in tables.items()}
     return _shards(own, target, config, [*ignore, *filter(None, [split_column])])
+
+
+def summarise_client(config: DataConfig, client: int, name: str) -> Summary:
+    """What a client with its own file at `path` tells the others, so that `combine` can fit the preprocessing: for
+    clients on machines of their own. client: its number, which decides how its rows are cut."""
+    table, cut = _read_client(config, client, name)
+    return summarise(name, table, str(config.target), cut["train"], config.task)
+
+
+def load_client(config: DataConfig, client: int, name: str, preprocessing: Preprocessing) -> Shards:
+    """The data of one client alone, from its own file by the preprocessing that was fitted to all."""
+    table, cut = _read_client(config, client, name)
+    return _encoded({name: table}, [cut], preprocessing, str(config.path))
+
+
+def _read_client(config: DataConfig, client: int, name: str) -> tuple[Table, dict[str, Rows]]:
+    """One client's own table and how its rows are cut."""
+    path = Path(str(config.path)).expanduser()
+    if not path.is_file():
+        raise UserError(f"{path} is no file: let data.path name the table of this client")
+    if config.target is None:
+        raise UserError(f"say with data.target which column of {path} is to be predicted")
+    table = read_table(path, _schema(config, config.target))
+    return table.without(config.split_column), _cut(client, name, table, config.target, config)
 
 
 def read_inputs(path: str | Path, preprocessing: Preprocessing) -> Tensor:
@@ -180,18 +204,7 @@ def _shards(tables: Mapping[str, Table], target: str, config: DataConfig, others
     """Cut the rows of each client, fit the preprocessing on those to train on, and encode all."""
     if not tables:
         raise UserError("no clients: give a table for each client")
-    for name, table in tables.items():
-        _require_column(table, target)
-        if not len(table):
-            raise UserError(f"{name} has no rows ({table.where}): give some or leave it out")
-        if len(absent := np.flatnonzero(missing(table.columns[target]))):
-            raise UserError(
-                f"{table.place(int(absent[0]))}: the target {target!r} is missing: fill it in or remove the row"
-            )
-    cuts = [cut_rows(i, table, target, config) for i, table in enumerate(tables.values())]
-    for (name, table), cut in zip(tables.items(), cuts, strict=True):
-        if not len(cut["train"]):
-            raise UserError(f"{name} has no rows to train on ({table.where}): give some or leave it out")
+    cuts = [_cut(i, name, table, target, config) for i, (name, table) in enumerate(tables.items())]
     own = {name: table.without(config.split_column) for name, table in tables.items()}
     fitted = combine(
         [
@@ -201,9 +214,30 @@ def _shards(tables: Mapping[str, Table], target: str, config: DataConfig, others
         config.task,
     )
     preprocessing = Preprocessing(fitted.inputs, fitted.shape, fitted.target, fitted.image, tuple(others))
-    where = config.path or "the tables"
-    if fitted.inputs:
-        Budget().spend(2 * 4 * sum(map(len, own.values())) * fitted.shape[0], where)
+    return _encoded(own, cuts, preprocessing, config.path or "the tables")
+
+
+def _cut(client: int, name: str, table: Table, target: str, config: DataConfig) -> dict[str, Rows]:
+    """`cut_rows` of a table that can be learnt from."""
+    _require_column(table, target)
+    if not len(table):
+        raise UserError(f"{name} has no rows ({table.where}): give some or leave it out")
+    if len(absent := np.flatnonzero(missing(table.columns[target]))):
+        raise UserError(
+            f"{table.place(int(absent[0]))}: the target {target!r} is missing: fill it in or remove the row"
+        )
+    cut = cut_rows(client, table, target, config)
+    if not len(cut["train"]):
+        raise UserError(f"{name} has no rows to train on ({table.where}): give some or leave it out")
+    return cut
+
+
+def _encoded(
+    own: Mapping[str, Table], cuts: Sequence[Mapping[str, Rows]], preprocessing: Preprocessing, where: str
+) -> Shards:
+    """The shards of tables whose rows are cut."""
+    if preprocessing.inputs:
+        Budget().spend(2 * 4 * sum(map(len, own.values())) * preprocessing.shape[0], where)
     starts = np.cumsum([0, *(len(table) for table in own.values())])
     parts = {
         part: tuple(torch.from_numpy(cut[part] + start) for cut, start in zip(cuts, starts, strict=False))
@@ -213,8 +247,8 @@ def _shards(tables: Mapping[str, Table], target: str, config: DataConfig, others
         x=torch.cat([preprocessing.encode(table) for table in own.values()]),
         y=torch.cat([torch.from_numpy(preprocessing.target.encode(table)) for table in own.values()]),
         **parts,
-        names=tuple(tables),
-        num_classes=None if fitted.target.classes is None else len(fitted.target.classes),
+        names=tuple(own),
+        num_classes=None if preprocessing.target.classes is None else len(preprocessing.target.classes),
         preprocessing=preprocessing,
     )
 

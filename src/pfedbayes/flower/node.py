@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -190,10 +191,12 @@ def _answer(
 
 def _about(node: Node, task: dict[str, Any], settings: Settings) -> dict[str, Any]:
     """What a state belongs to."""
+    preprocessing = node.shards.preprocessing
     return {
         "federation": task["federation"],
         "client": task["client"],
         "train_size": int(node.sizes[0]),
+        "preprocessing": preprocessing and hashlib.sha256(preprocessing.to_json().encode()).hexdigest(),
         "settings": settings.identity(),
     }
 
