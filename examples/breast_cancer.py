@@ -1,9 +1,9 @@
-"""Breast cancer (569 tumours, scikit-learn): from a CSV file with a hospital column to a model for each hospital.
+"""Breast cancer (569 tumours, scikit-learn): from a CSV file with a hospital column to predictions that may abstain.
 
     python examples/breast_cancer.py [FOLDER] [options of pfedbayes run]
 
 The data have no hospitals, so five are made up: they differ in the size of the tumours that they see. Four train
-together; a few tumours of one of them are kept for later.
+together, the fifth comes later. Two of them have new tumours, of which nobody has told the models the outcome.
 """
 
 import csv
@@ -15,53 +15,62 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_breast_cancer
 
-import pfedbayes
-
 HOSPITALS = ("village", "town", "harbour", "city", "university")
-NEWCOMER = "harbour"  # joins when the others are done
-ASKED = "town"  # has new tumours: every ninth of its rows is set apart for that
+NEWCOMER = "harbour"
+COMMANDS = (
+    "pfedbayes run --data tumours.csv --target outcome --client-column hospital --out run",
+    "pfedbayes predict run --client town --input town_new.csv -o town_predicted.csv",
+    "pfedbayes personalize run --data harbour.csv",
+    "pfedbayes predict run --client harbour --input harbour_new.csv --error 0.12 -o harbour_predicted.csv",
+)
 
 
 def write_tables(folder: Path) -> None:
-    """tumours.csv: 30 measurements, the hospital and the outcome; newcomer.csv: the same of the hospital that comes
-    later; new.csv: tumours whose outcome nobody has told the model."""
+    """tumours.csv and harbour.csv: 30 measurements, the hospital and the outcome. town_new.csv, harbour_new.csv:
+    every sixth tumour of these two hospitals, without an outcome; town_truth.csv and harbour_truth.csv have it."""
     data = load_breast_cancer()
     radius = data.data[:, 0] + np.random.default_rng(0).normal(0, 2, len(data.data))
-    at = np.digitize(radius, np.quantile(radius, [0.2, 0.4, 0.6, 0.8]))
-    new = np.flatnonzero(at == HOSPITALS.index(ASKED))[::9]
-    late = np.flatnonzero(at == HOSPITALS.index(NEWCOMER))
-    tables = {"tumours": np.setdiff1d(np.arange(len(at)), [*new, *late]), "newcomer": late, "new": new}
+    at = np.array(HOSPITALS)[np.digitize(radius, np.quantile(radius, [0.2, 0.4, 0.6, 0.8]))]
+    new = {name: np.flatnonzero(at == name)[::6] for name in ("town", NEWCOMER)}
+    known = np.setdiff1d(np.arange(len(at)), np.concatenate(list(new.values())))
+    outcomes = data.target_names[data.target]
+    rows = np.column_stack([data.data.astype(str), at, outcomes])
+    measured, of_all = list(data.feature_names), [*data.feature_names, "hospital", "outcome"]
+    tables = {
+        "tumours": (of_all, rows[known[at[known] != NEWCOMER]]),
+        NEWCOMER: (of_all, rows[known[at[known] == NEWCOMER]]),
+        **{f"{name}_new": (measured, rows[chosen, :-2]) for name, chosen in new.items()},
+        **{f"{name}_truth": (["outcome"], rows[chosen, -1:]) for name, chosen in new.items()},
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    for name, rows in tables.items():
-        columns = [] if name == "new" else ["hospital", "outcome"]
+    for name, (columns, lines) in tables.items():
         with (folder / f"{name}.csv").open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow([*data.feature_names, *columns])
-            for row in rows:
-                facts = (HOSPITALS[at[row]], data.target_names[data.target[row]])
-                writer.writerow([*data.data[row], *(facts if columns else ())])
+            csv.writer(file).writerows([columns, *lines])
 
 
-def pfedbayes_command(folder: Path, line: str, options: list[str]) -> None:
-    """Show a command and run it in the folder."""
-    words = [*shlex.split(line), *options]
-    print("$", shlex.join(words), flush=True)
-    subprocess.run([sys.executable, "-m", *words], cwd=folder, check=True)
+def compare(folder: Path, name: str) -> str:
+    """How the answers that were given agree with the outcomes."""
+    with (folder / f"{name}_predicted.csv").open() as predicted, (folder / f"{name}_truth.csv").open() as truth:
+        pairs = list(zip(csv.DictReader(predicted), csv.DictReader(truth), strict=True))
+    answers = [(row["label"], found["outcome"]) for row, found in pairs if row["abstain"] == "false"]
+    right = sum(label == outcome for label, outcome in answers)
+    covered = sum(found["outcome"] in row["conformal_set"].split("|") for row, found in pairs)
+    return (
+        f"{name}: {len(pairs)} new tumours, {len(answers)} of them answered, {right} of these right; "
+        f"{covered} of {len(pairs)} conformal sets hold the truth"
+    )
 
 
 def main(folder: Path, options: list[str]) -> None:
-    """Train by the command line, then ask the model of the town for its opinion on a few tumours."""
+    """Run the commands as one would type them, and compare the predictions with what was found out later."""
     write_tables(folder)
-    train = "pfedbayes run --data tumours.csv --target outcome --client-column hospital --out run"
-    pfedbayes_command(folder, train, options)
-
-    run = folder / "run"
-    federation = pfedbayes.load(run)
-    x = pfedbayes.read_inputs(folder / "new.csv", pfedbayes.read_preprocessing(run))
-    outputs = federation.predict("personal", federation.shards.names.index(ASKED), x, samples=100).softmax(-1)
-    for mean, spread in zip(outputs.mean(0), outputs.std(0), strict=True):
-        chances = zip(federation.shards.class_names or (), mean.tolist(), spread.tolist(), strict=True)
-        print(", ".join(f"{name} {chance:.3f} ± {deviation:.3f}" for name, chance, deviation in chances))
+    for k, command in enumerate(COMMANDS):
+        words = [*shlex.split(command), *(options if k == 0 else [])]
+        print("$", shlex.join(words), flush=True)
+        subprocess.run([sys.executable, "-m", *words], cwd=folder, check=True)
+    print("$ # what was found out later")
+    for name in ("town", NEWCOMER):
+        print(compare(folder, name))
 
 
 if __name__ == "__main__":
