@@ -459,6 +459,56 @@ def bound(
         typer.echo(sentence)
 
 
+@app.command()
+def predict(
+    source: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or the file of one client.")],
+    rows: Annotated[
+        Path, typer.Option("--input", help="New rows: CSV, Parquet or NPZ with x; for image runs also images.")
+    ],
+    client: Annotated[str | None, typer.Option(help="Whose model is asked.")] = None,
+    shared: Annotated[bool, typer.Option("--shared", help="Ask the shared model instead.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="A .csv, .tsv, .parquet or .npz file. Default: CSV to the output."),
+    ] = None,
+    error: Annotated[
+        float | None, typer.Option(help="At most this share of the answers may be wrong; abstain else. Default: 0.05.")
+    ] = None,
+    abstain_at: Annotated[
+        float | None,
+        typer.Option(help="Abstain below this probability, or above this deviation of a number, without a promise."),
+    ] = None,
+    coverage: Annotated[float, typer.Option(help="How often conformal sets and intervals hold the truth.")] = 0.9,
+    samples: Annotated[int, typer.Option(min=1, help="Weight draws averaged in a prediction.")] = 100,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The last line of the output is one JSON object with what is guaranteed.")
+    ] = False,
+) -> None:
+    """Predict new rows by a client's own model: probabilities, doubt, whether to abstain, conformal sets.
+
+    Examples:
+
+    pfedbayes predict runs/clinics-pfedbayes --client north --input new.csv -o predicted.csv
+
+    pfedbayes predict runs/clinics-pfedbayes --client north --input new.csv --error 0.02 --coverage 0.95
+
+    pfedbayes predict runs/clinics-pfedbayes --shared --input new.csv
+    """
+    from pfedbayes.opening import open_client
+    from pfedbayes.serving import Wish, predict_file
+
+    asked = open_client(source, client, shared, device).ask(Wish(samples, coverage, error, abstain_at))
+    outcome = predict_file(asked, rows, out)
+    abstained = "" if outcome.abstained is None else f"; it abstains from {outcome.abstained:,} of them"
+    where = f" → {out}" if out else ""
+    typer.echo(f"{outcome.rows:,} rows by {asked.client.title}{abstained}{where}", err=True)
+    for statement in asked.statements():
+        typer.echo(f"- {statement}", err=True)
+    if as_json:
+        typer.echo(json.dumps({**outcome._asdict(), "model": asked.client.title, **asked.as_json()}))
+
+
 def _data_words(federation: Federation) -> list[str]:
     """What was made of one's own data."""
     shards = federation.shards

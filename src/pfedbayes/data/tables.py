@@ -436,17 +436,17 @@ def _chunks(path: Path, reader: Any, width: int) -> Iterator[tuple[list[list[str
         yield rows, np.array(lines)
 
 
-def read_batches(path: Path, schema: Schema | None = None) -> Iterator[dict[str, NDArray[Any]]]:
-    """A Parquet file chunk by chunk, the wanted columns as arrays; the first one has no rows."""
+def read_batches(path: Path, schema: Schema | None = None) -> Iterator[dict[str, Any]]:
+    """A Parquet file chunk by chunk, the wanted columns as Arrow arrays; the first chunk has no rows."""
     pyarrow, parquet = (optional(name, "tables", f"reading {path}") for name in ("pyarrow", "pyarrow.parquet"))
     try:
         with parquet.ParquetFile(path) as file:
             names = (schema or Schema()).wanted(_header(path, file.schema_arrow.names))
-            yield {name: np.empty(0) for name in names}
+            yield dict.fromkeys(names, pyarrow.array([]))
             for batch in file.iter_batches(batch_size=CHUNK, columns=names):
                 arrays = [batch.column(name) for name in names]
                 plain = [a.dictionary_decode() if pyarrow.types.is_dictionary(a.type) else a for a in arrays]
-                yield {name: a.to_numpy(zero_copy_only=False) for name, a in zip(names, plain, strict=True)}
+                yield dict(zip(names, plain, strict=True))
     except (pyarrow.ArrowException, EOFError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{path} cannot be read as Parquet ({reason}): write it again") from None
@@ -456,7 +456,7 @@ def _read_parquet(path: Path, schema: Schema, budget: Budget) -> Table:
     batches = read_batches(path, schema)
     growing = _Growing(str(path), list(next(batches)), schema, budget, unit="row")
     for batch in batches:
-        growing.add_arrays(list(batch.values()))
+        growing.add_arrays([array.to_numpy(zero_copy_only=False) for array in batch.values()])
     return growing.table()
 
 
