@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -43,7 +44,15 @@ def open_client(source: str | Path, name: str | None = None, shared: bool = Fals
         )
     if name is None and not shared:
         raise UserError(f"say whose model is asked with --client ({', '.join(kept.names[:20])}), or add --shared")
-    return _of_run(source, kept, name, "shared" if shared else "personal", device)
+    which: Which = "shared" if shared else "personal"
+    return _of_run(load_models(source, kept, which, device), kept, name, which)
+
+
+def open_all(source: str | Path, device: str = "auto") -> Iterator[Client]:
+    """The own models of all clients that were in a run."""
+    kept = calibration.read(Path(source))
+    federation = load_models(Path(source), kept, "personal", device)
+    return (_of_run(federation, kept, name, "personal") for name in kept.names)
 
 
 def newcomer_file(run: Path, name: str) -> Path:
@@ -53,8 +62,7 @@ def newcomer_file(run: Path, name: str) -> Path:
     return run / NEWCOMERS / f"{name}{SUFFIX}"
 
 
-def _of_run(folder: Path, kept: Kept, name: str | None, which: Which, device: str) -> Client:
-    federation = load_models(folder, kept, which, device)
+def _of_run(federation: Federation, kept: Kept, name: str | None, which: Which) -> Client:
     if which not in federation.models():
         other = "leave --shared out" if which == "shared" else "add --shared"
         raise UserError(f"{federation.method.title} has no {which} model: {other}")
