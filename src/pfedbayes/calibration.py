@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,7 +113,7 @@ def keep(federation: Federation, experiment: Experiment) -> bytes:
     sets = federation.evaluation_sets("validation", experiment.evaluation.clients)
     tensors = {"sizes": torch.tensor([len(rows) for rows in sets])}
     for which in federation.models():
-        scores = together([_score_client(federation, which, i, rows) for i, rows in enumerate(sets) if len(rows)])
+        scores = together(list(_score_clients(federation, which, sets)))
         tensors |= {f"{which}.{name}": values.contiguous() for name, values in scores._asdict().items()}
     net = fit_net(experiment.net, shards, experiment.method)
     about = {
@@ -127,16 +127,20 @@ def keep(federation: Federation, experiment: Experiment) -> bytes:
     return save(tensors, {"run": json.dumps(about)})
 
 
-def _score_client(federation: Federation, which: Which, client: int, rows: Tensor) -> Scores:
-    batch = federation.batch_of(rows)
-    outputs = answering(federation, which, client, DRAWS)(batch.x)
-    return score(federation.model.likelihood, outputs, batch.y)
+def _score_clients(federation: Federation, which: Which, sets: Sequence[Tensor]) -> Iterator[Scores]:
+    answer = answering(federation, which, 0, DRAWS) if which == "shared" else None
+    for i, rows in enumerate(sets):
+        if len(rows):
+            batch = federation.batch_of(rows)
+            outputs = (answer or answering(federation, which, i, DRAWS))(batch.x)
+            yield score(federation.model.likelihood, outputs, batch.y)
 
 
 def read(folder: Path) -> Kept:
     """What a finished run has kept."""
     path = folder / runs.CALIBRATION
-    runs.read(folder)  # says it if this is no run at all
+    if runs.read(folder).info["digest"] is None:
+        raise UserError(f"{folder} was kept by pfedbayes.save, without its data: load it in Python with pfedbayes.load")
     if not path.is_file():
         raise UserError(f"{folder} is not finished: go on with pfedbayes run --resume --out {folder}")
     tensors, about = read_safetensors(path, "run")

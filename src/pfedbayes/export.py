@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import warnings
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,9 @@ def onnx_bytes(client: Client) -> bytes:
         optional(module, "onnx", "writing ONNX")
     network, example = _traced(client)
     output = "probabilities" if client.preprocessing.target.classes is not None else "mean"
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about packages that are not needed
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter warns about itself
+        warnings.simplefilter("ignore")  # and about itself
         program: Any = torch.onnx.export(
             network, (example,), input_names=["x"], output_names=[output], dynamo=True, verbose=False,
             dynamic_shapes={"x": {0: torch.export.Dim("rows")}},

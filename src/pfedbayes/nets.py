@@ -47,8 +47,10 @@ class Net:
 
     def module(self, theta: Tensor) -> nn.Module:
         """The module with parameters theta (T,), apart from this one."""
-        module = copy.deepcopy(self._module)
-        nn.utils.vector_to_parameters(theta.to("cpu"), module.parameters())
+        module = copy.deepcopy(self._module).to(theta.dtype)
+        parts = torch.split_with_sizes(theta.cpu(), self._sizes)
+        for parameter, part in zip(module.parameters(), parts, strict=True):
+            parameter.copy_(part.view(parameter.shape))
         return module
 
     def __call__(self, theta: Tensor, x: Tensor) -> Tensor:

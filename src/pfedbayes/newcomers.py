@@ -53,11 +53,11 @@ class Joined:
         if self.certificate is None:
             return [*said, f"no certificate: {self.without}"]
         one = self.certificate
-        bound = "vacuous, " if one.vacuous else ""
+        seen = f"{one.certified.size:,} rows, {one.certified.gibbs:.1%} of them wrong"
         said.append(
             f"certificate: with {1 - one.delta:.0%} confidence a network drawn from its model is wrong on at most "
-            f"{one.bound:.1%} of new rows ({bound}from all {one.certified.size:,} rows, of which {one.certified.gibbs:.1%} "
-            f"are wrong, and a KL of {one.kl:.1f} nats from the shared model)"
+            f"{one.bound:.1%} of new rows{' (vacuous: no better than guessing)' if one.vacuous else ''}; from all "
+            f"{seen}, and a KL of {one.kl:.1f} nats from the shared model"
         )
         if self.unchecked:
             said.append("it holds if none of these rows were trained on in the run, whose data are not here to check")
