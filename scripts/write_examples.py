@@ -134,15 +134,20 @@ def picture(name: str, key: str, figure: Figure) -> str:
 def table(shown: Story, columns: Sequence[str] | None = None, rows: int = 12) -> str:
     """The first rows of a table, or some columns of them."""
     places = [shown["columns"].index(column) for column in columns or shown["columns"]]
-    lines = [[row[place] for place in places] for row in (shown["columns"], *shown["rows"][:rows])]
+    lines = [[short(row[place]) for place in places] for row in (shown["columns"], *shown["rows"][:rows])]
     head, *body = (f"| {' | '.join(line)} |" for line in lines)
     return "\n".join([head, "|---" * len(places) + "|", *body])
 
 
+def short(cell: str) -> str:
+    """Four decimals of a number that has more."""
+    return f"{float(cell):.4f}" if re.fullmatch(r"\d\.\d{5,}|\d+(\.\d+)?e-\d+", cell) else cell
+
+
 def commands(output: str) -> list[dict[str, str]]:
     """What was printed, cut at the commands that an example shows before it runs them; progress is cut short."""
-    short = re.sub(r"^(round .*\n)(?:round .*\n){2,}(round .*\n)", r"\1…\n\2", output, flags=re.MULTILINE)
-    parts = re.split(r"^\$ (.*)\n", short, flags=re.MULTILINE)
+    brief = re.sub(r"^(round .*\n)(?:round .*\n){2,}(round .*\n)", r"\1…\n\2", output, flags=re.MULTILINE)
+    parts = re.split(r"^\$ (.*)\n", brief, flags=re.MULTILINE)
     texts = ["\n".join(line.rstrip() for line in part.splitlines()).strip("\n") for part in parts]
     return [{"line": line, "output": text} for line, text in zip(["", *texts[1::2]], texts[::2], strict=True)]
 
