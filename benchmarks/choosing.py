@@ -31,9 +31,10 @@ Written by `python -m benchmarks.choosing` from choosing.json and table1.json be
 
 ## One thing changed
 
-pFedBayes on small MNIST ({train} training images and five labels per client), {rounds} rounds, {seeds} seed(s), {device};
-means over clients, ten draws averaged. σ₀ = softplus(ρ₀) is the first standard deviation of every weight. KL: from the
-shared model to the personal one, median over clients, in nats. With so few seeds differences of half a point are chance.
+pFedBayes on small MNIST ({train} training images and five labels per client), {rounds} rounds, {seeds} seed(s),
+{device}; means over clients, ten draws averaged. σ₀ = softplus(ρ₀) is the first standard deviation of every weight. KL:
+of the personal model from the shared one, median over clients, in nats. With so few seeds, differences of half a point
+are chance.
 
 | ζ | ρ₀ | σ₀ | personal accuracy, % | NLL | ECE | shared accuracy, % | NLL | KL |
 |---|---|---|---|---|---|---|---|---|
@@ -41,9 +42,9 @@ shared model to the personal one, median over clients, in nats. With so few seed
 
 ## Over the rounds, at the paper's ζ = 10
 
-The curves of Table 1 (preset paper, two-block labels, mean over seeds, ten draws averaged): the personal accuracy at its
-best evaluated round and at round 800, and how far the personal model is ahead of the shared one at both. The best round
-is picked on test data; it shows where the curve turns, not what one would get.
+The curves of Table 1 (preset paper, two-block labels, mean over seeds, ten draws averaged): the personal accuracy at
+its best evaluated round and at round 800, and how far the personal model is ahead of the shared one at both. The best
+round is picked on test data; it shows where the curve turns, not what one would get.
 
 | data | size | best round | personal there, % | ahead of shared | personal at 800, % | ahead of shared |
 |---|---|---|---|---|---|---|

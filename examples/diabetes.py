@@ -41,7 +41,7 @@ def train(rounds: int) -> pfedbayes.Federation:
 
 
 def predict(federation: pfedbayes.Federation, client: int) -> np.ndarray:
-    """For each patient held out: the prediction, the ends of its 90 % interval, and the truth, in the target's units."""
+    """For each patient held out: the prediction, the ends of its 90 % interval, and the truth, in the target's unit."""
     shards, target = federation.shards, federation.shards.preprocessing.target
     patients = shards.test[client]
     outputs = federation.predict("personal", client, shards.x[patients], samples=200)

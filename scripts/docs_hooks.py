@@ -1,7 +1,7 @@
 """What mkdocs cannot do by itself: pages made from the code, and links that leave the docs folder.
 
-A page of docs/ is read in the repository too, where `../examples/x.py` is a file beside it. In the site such a file is a
-page of its own, with its text on it.
+A page of docs/ is read in the repository too, where `../examples/x.py` is a file beside it. In the site such a file is
+a page of its own, with its text on it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def left_by(page: Path) -> set[str]:
 def source_page(source: str) -> str:
     """The text of a file of the repository; a link to a file that is not there fails here."""
     path = ROOT / source
-    return f"# {source}\n\n```{LANGUAGES.get(path.suffix, 'text')}\n{path.read_text()}```\n"
+    return f"---\nsearch:\n  exclude: true\n---\n\n# {source}\n\n```{LANGUAGES.get(path.suffix, 'text')}\n{path.read_text()}```\n"
 
 
 def methods_page() -> str:

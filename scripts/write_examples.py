@@ -43,7 +43,13 @@ def tell(name: str) -> Story:
         command = [sys.executable, str(ROOT / "examples" / f"{name}.py")]
         environment = os.environ | {"COLUMNS": "100", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
         done = subprocess.run(
-            command, cwd=empty, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            command,
+            cwd=empty,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
         )
         if done.returncode:
             raise SystemExit(f"examples/{name}.py failed:\n{done.stdout}")

@@ -66,7 +66,9 @@ def requests(log):
     except json.JSONDecodeError:  # the browser was gone before it had closed the list
         events = json.loads(content.rstrip().rstrip(",") + "]}")["events"]
     asked = (event.get("params", {}) for event in events)
-    from_pages = (each["url"] for each in asked if "url" in each and each.get("initiator", "not an origin") != "not an origin")
+    from_pages = (
+        each["url"] for each in asked if "url" in each and each.get("initiator", "not an origin") != "not an origin"
+    )
     return set(re.findall(r"^https?://([^/:]+)", "\n".join(from_pages), re.MULTILINE))
 
 
