@@ -80,7 +80,8 @@ def left_by(page: Path) -> set[str]:
 def source_page(source: str) -> str:
     """The text of a file of the repository; a link to a file that is not there fails here."""
     path = ROOT / source
-    return f"---\nsearch:\n  exclude: true\n---\n\n# {source}\n\n```{LANGUAGES.get(path.suffix, 'text')}\n{path.read_text()}```\n"
+    unsearched = "---\nsearch:\n  exclude: true\n---\n\n"
+    return f"{unsearched}# {source}\n\n```{LANGUAGES.get(path.suffix, 'text')}\n{path.read_text()}```\n"
 
 
 def methods_page() -> str:

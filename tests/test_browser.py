@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,16 +40,16 @@ class Browser:
         self.folder = folder
 
     def look(self, url, name, width=1280, height=1800, dark=False):
-        """Take a picture, and give the page as it was rendered; nothing may be said on the console or asked elsewhere."""
+        """A picture and the rendered page; it must say nothing on the console and ask nothing of other servers."""
         picture, log = self.folder / f"{name}.png", self.folder / f"{name}.net.json"
         scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
         flags = [*QUIET, *scheme, f"--window-size={width},{height}", f"--user-data-dir={self.folder / 'profile'}"]
-        seen = self._run([*flags, f"--log-net-log={log}", f"--screenshot={picture}", url])
+        seen = self._run([*flags, f"--log-net-log={log}", f"--screenshot={picture}", "--dump-dom", url])
         said = [line for line in seen.stderr.splitlines() if "CONSOLE" in line]
         assert not said, (url, said)
         elsewhere = requests(log) - {"127.0.0.1"}
         assert not elsewhere, (url, elsewhere)
-        return Image.open(picture).convert("RGB"), self._run([*flags, "--dump-dom", url]).stdout
+        return Image.open(picture).convert("RGB"), seen.stdout
 
     def _run(self, flags):
         done = subprocess.run([self.program, *flags], capture_output=True, text=True, check=False, timeout=120)
@@ -65,11 +64,9 @@ def requests(log):
         events = json.loads(content)["events"]
     except json.JSONDecodeError:  # the browser was gone before it had closed the list
         events = json.loads(content.rstrip().rstrip(",") + "]}")["events"]
-    asked = (event.get("params", {}) for event in events)
-    from_pages = (
-        each["url"] for each in asked if "url" in each and each.get("initiator", "not an origin") != "not an origin"
-    )
-    return set(re.findall(r"^https?://([^/:]+)", "\n".join(from_pages), re.MULTILINE))
+    asked = [event["params"] for event in events if "url" in event.get("params", {})]
+    by_pages = [each["url"] for each in asked if each.get("initiator", "not an origin") != "not an origin"]
+    return set(re.findall(r"^https?://([^/:]+)", "\n".join(by_pages), re.MULTILINE))
 
 
 def assert_drawn(picture):
