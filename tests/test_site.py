@@ -91,3 +91,14 @@ def test_the_page_on_the_prior_is_what_was_measured():
     folder = ROOT / "docs" / "results"
     measured, table1 = (json.loads((folder / f"{name}.json").read_text()) for name in ("choosing", "table1"))
     assert (folder / "choosing.md").read_text() == choosing.render(measured, table1)
+
+
+def test_the_advice_on_the_prior_quotes_what_was_measured():
+    advice, *measured = (
+        (ROOT / "docs" / name).read_text() for name in ("choosing.md", "results/choosing.md", "results/table2.md")
+    )
+    quoted = re.findall(r"(?<![\d.])\d+\.\d{2,}(?!\d)", advice)
+    assert len(quoted) > 20
+    assert [number for number in quoted if not any(f" {number} " in page or f"+{number} " in page for page in measured)] == [
+        "0.001"  # the rate
+    ]
