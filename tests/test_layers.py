@@ -26,7 +26,8 @@ LAYERS: list[list[set[str]]] = [
         {"certificate", "config", "experiment", "execution", "modules", "runs", "stopping", "theorem", "uncertainty"}
         | {"answering", "calibration", "export", "newcomers", "opening", "portable", "serving", "sheets"}
     ],
-    [{"report", "sweep", "figure3", "cli"}],
+    [{"flower"}, {"report", "sweep", "figure3"}],
+    [{"cli"}],
 ]
 CORE = set().union(*(part for layer in LAYERS[:4] for part in layer))
 PLACE = {name: (level, k) for level, layer in enumerate(LAYERS) for k, part in enumerate(layer) for name in part}

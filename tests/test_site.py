@@ -99,6 +99,5 @@ def test_the_advice_on_the_prior_quotes_what_was_measured():
     )
     quoted = re.findall(r"(?<![\d.])\d+\.\d{2,}(?!\d)", advice)
     assert len(quoted) > 20
-    assert [number for number in quoted if not any(f" {number} " in page or f"+{number} " in page for page in measured)] == [
-        "0.001"  # the rate
-    ]
+    known = {number for page in measured for number in re.findall(r"\d+\.\d+", page)}
+    assert set(quoted) <= known

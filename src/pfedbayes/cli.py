@@ -150,6 +150,8 @@ def run(
         *(settings or []),
     ]
     if resume and experiment is None and out is not None and (out / runs.INFO).exists():
+        if "federation" in runs.read(out).info:
+            raise UserError(f"{out} was made on Flower: start the app again to go on, with flwr run")
         setup = from_sections(read_toml(out / runs.CONFIG), overrides)
         numbers = runs.read(out).info["seeds"] if seeds is None else None
     else:
@@ -593,6 +595,46 @@ def export(
     path = out or Path(f"{one.name or 'shared'}{FORMATS[kind]}")
     write(one, path, kind, wish)
     typer.echo(path)
+
+
+federation = typer.Typer(help="Federations over several machines, on Flower.", no_args_is_help=True)
+app.add_typer(federation, name="federation")
+
+
+@federation.command("new")
+def federation_new(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")]) -> None:
+    """Write a Flower app to be filled with your data loader and your network: DIR/federation/task.py."""
+    from pfedbayes.flower.apps import write_app
+
+    for path in write_app(folder):
+        typer.echo(path)
+    typer.echo(f"next: edit {folder / 'federation' / 'task.py'}, then: flwr run {folder} --stream")
+
+
+@federation.command("keys")
+def federation_keys(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write them.")],
+    hosts: Annotated[
+        list[str], typer.Option("--host", help="Name or address under which nodes reach the server. Repeatable.")
+    ],
+    nodes: Annotated[int, typer.Option(min=1, help="How many nodes there are.")],
+) -> None:
+    """Make a certificate for the server and a key for each node."""
+    from pfedbayes.flower.keys import make_keys
+
+    for path in make_keys(folder, hosts, nodes):
+        typer.echo(path)
+
+
+@federation.command("leave")
+def federation_leave(
+    state_dir: Annotated[Path, typer.Argument(metavar="STATE_DIR", help="The state-dir of the node.")],
+) -> None:
+    """Let a client leave for good, on its node: its state is deleted, and the server is told in the next round."""
+    from pfedbayes.flower.state import StateFolder
+
+    StateFolder(state_dir).leave()
+    typer.echo(f"{state_dir}: the state is deleted; keep the SuperNode running until the server has named the client")
 
 
 def _data_words(federation: Federation) -> list[str]:

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from pfedbayes.methods.base import Method, Shard, State
 from pfedbayes.nets import Batch, Model
@@ -72,6 +71,8 @@ class Compiled:
         return rebuild(template, program(*flat))
 
     def _compile(self, arguments: Any, flat: list[Tensor]) -> tuple[Callable[..., list[Tensor]], Any]:
+        from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415  (a node of a federation starts often)
+
         result = None
 
         def of_leaves(*tensors: Tensor) -> list[Tensor]:

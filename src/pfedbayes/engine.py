@@ -99,7 +99,47 @@ def _ahead(method: Method, training: Training, num_clients: int, num_seeds: int)
     return training.rounds * training.local_steps * per_seed * num_seeds, per_seed * num_seeds
 
 
-Trio = tuple[State, list[State], list[Adam | Momentum]]  # states of clients, servers and the servers' optimisers
+ServerOptimizer = Adam | Momentum
+
+
+def participants(model: Model, method: Method, training: Training, num_clients: int) -> int:
+    """How many clients are averaged in a round, once method, task and schedule are seen to fit each other."""
+    if method.classifies and model.likelihood.task != "classification":
+        raise UserError(f"{method.title} classifies: give labels instead of numbers, or another method")
+    if training.server_optimizer != "none" and not method.averages:
+        raise UserError(f"{method.title} does not average uploads: leave training.server_optimizer out")
+    count = (not method.pools and training.participants) or num_clients
+    if method.everybody and count < num_clients:
+        raise UserError(f"{method.title} needs all {num_clients} clients: leave training.participants out")
+    if count > num_clients:
+        raise UserError(f"training.participants is {count} but there are {num_clients} clients: lower it")
+    return count
+
+
+def first_server(model: Model, method: Method, num_clients: int, seed: int, init: Init | None, like: Tensor) -> State:
+    """The server's state before the first round, with the type and on the device of `like`."""
+    theta = model.net.init(key(seed, Purpose.INIT), init or method.default_init)
+    return method.init(theta.to(like), num_clients, model.net.shapes)
+
+
+def first_optimizer(training: Training, server: State) -> ServerOptimizer | None:
+    """What the server's optimiser remembers before the first round."""
+    if training.server_optimizer == "none":
+        return None
+    return adam_init(server) if training.server_optimizer == "adam" else momentum_init(server)
+
+
+def follow(
+    training: Training, server: Tensor, average: Tensor, state: ServerOptimizer
+) -> tuple[Tensor, ServerOptimizer]:
+    """FedOpt (Reddi et al. 2021): the step from the server's state to the average is minus its gradient."""
+    rate, decay = training.server_rate, training.server_momentum
+    if isinstance(state, Adam):
+        return adam(server, server - average, state, rate, decay, beta2=0.99, eps=1e-3)
+    return momentum(server, server - average, state, rate, decay)
+
+
+Trio = tuple[State, list[State], list[ServerOptimizer]]  # states of clients, servers and the servers' optimisers
 PENDING_ROUNDS = 16  # a GPU works on so many rounds before it is asked whether all went well
 
 
@@ -147,10 +187,6 @@ class Federation(Prediction):
         self.plan = plan or plan_for(model, method, self.training, len(shards.train), len(self.seeds))
         if self.plan.over == "vmap" and not method.batched:
             raise UserError(f"{method.title} trains one client after another: set execution.over=loop")
-        if method.classifies and model.likelihood.task != "classification":
-            raise UserError(f"{method.title} classifies: give labels instead of numbers, or another method")
-        if self.training.server_optimizer != "none" and not method.averages:
-            raise UserError(f"{method.title} does not average uploads: leave training.server_optimizer out")
         if self.training.flip and shards.x.dim() != 4:
             raise UserError(
                 f"training.flip mirrors images, and one example has the shape {tuple(shards.x.shape[1:])}: leave it out"
@@ -161,13 +197,8 @@ class Federation(Prediction):
         self.model = self.plan.fit(model)
         self.train_sets = (torch.cat(shards.train),) if method.pools else shards.train
         self.num_clients = len(self.train_sets)
-        self.participants = (not method.pools and self.training.participants) or self.num_clients
-        if method.everybody and self.participants < self.num_clients:
-            raise UserError(f"{method.title} needs all {self.num_clients} clients: leave training.participants out")
-        if self.participants > self.num_clients:
-            raise UserError(
-                f"training.participants is {self.participants} but there are {self.num_clients} clients: lower it"
-            )
+        self.numbers = np.arange(len(shards.names))
+        self.participants = participants(model, method, self.training, self.num_clients)
         self.train = self.training.train or method.who_trains
         self.device, self.dtype = torch.device(self.plan.device), getattr(torch, self.plan.dtype)
 
@@ -187,14 +218,12 @@ class Federation(Prediction):
         self._local_training = self._make_local_training()
 
         self.round = 0
-        thetas = [model.net.init(key(seed, Purpose.INIT), init or method.default_init) for seed in self.seeds]
+        like = torch.empty((), dtype=self.dtype, device=self.device)
         self.servers: list[State] = [
-            method.init(theta.to(self.device, self.dtype), self.num_clients, model.net.shapes) for theta in thetas
+            first_server(model, method, self.num_clients, seed, init, like) for seed in self.seeds
         ]
-        self._server_optimizers: list[Adam | Momentum] = [
-            adam_init(server) if self.training.server_optimizer == "adam" else momentum_init(server)
-            for server in self.servers
-            if self.training.server_optimizer != "none"
+        self._server_optimizers: list[ServerOptimizer] = [
+            optimizer for server in self.servers if (optimizer := first_optimizer(self.training, server)) is not None
         ]
         self._pending: list[Pending] = []
         self._failed: Tensor | None = None
@@ -257,18 +286,7 @@ class Federation(Prediction):
     def train_round(self) -> None:
         """One round of Algorithm 1: download, local training, upload, aggregation. All or nothing."""
         round = self.round + 1
-        chosen, trained, members, rows, names = self._assign(round)
-        received = concat(
-            [
-                self.method.download(server, torch.from_numpy(ids))
-                for server, ids in zip(self.servers, trained, strict=True)
-            ]
-        )
-        before = self.population.get(members, self._fresh_clients)
-        clients, uploads, finite = self._train(members, rows, names, before, received)
-        if not self.plan.graph and not bool(finite.all()):
-            raise self._diverged(round, members[int(finite.int().argmin())])
-
+        (chosen, trained, members, _, _), before, (clients, uploads, finite) = self._local_round(round)
         servers = []
         for s, (server, ids) in enumerate(zip(self.servers, trained, strict=True)):
             own = pick(uploads, slice(s * len(ids), (s + 1) * len(ids)))
@@ -278,7 +296,11 @@ class Federation(Prediction):
             servers.append(self.method.aggregate(server, own, sizes, torch.from_numpy(chosen[s])))
         optimizers = self._server_optimizers
         if optimizers:
-            servers, optimizers = self._follow(servers)
+            followed = [
+                follow(self.training, *each)
+                for each in zip(self.servers, servers, self._server_optimizers, strict=True)
+            ]
+            servers, optimizers = [list(parts) for parts in zip(*followed, strict=True)]
         if self.plan.graph:
             old = (before, self.servers, self._server_optimizers)
             clients, servers, optimizers = self._if_finite(round, members, finite, (clients, servers, optimizers), old)
@@ -287,6 +309,16 @@ class Federation(Prediction):
         self.round, self.cursors = round, self._advanced(members)
         if len(self._pending) == PENDING_ROUNDS:
             self.confirm()
+
+    def _local_round(self, round: int) -> tuple[Assignment, State, Trained]:
+        """The clients' part of a round: who did what, the states before and after. Nothing is kept yet."""
+        work = self._assign(round)
+        received = concat([self.download(s, ids) for s, ids in enumerate(work.trained)])
+        before = self.population.get(work.members, self._fresh_clients)
+        trained = self._train(work.members, work.rows, work.names, before, received)
+        if not self.plan.graph and not bool(trained.finite.all()):
+            raise self._diverged(round, work.members[int(trained.finite.int().argmin())])
+        return work, before, trained
 
     def _if_finite(self, round: int, members: list[int], finite: Tensor, new: Trio, old: Trio) -> Trio:
         """The new states, or the old ones from the first round on in which a client was not finite.
@@ -323,28 +355,13 @@ class Federation(Prediction):
             "lower the learning rate or raise the batch size"
         )
 
-    def _follow(self, averages: list[Tensor]) -> tuple[list[State], list[Adam | Momentum]]:
-        """FedOpt (Reddi et al. 2021): the step from the server's state to the average is minus its gradient."""
-        rate, decay = self.training.server_rate, self.training.server_momentum
-        servers: list[State] = []
-        optimizers: list[Adam | Momentum] = []
-        for server, average, state in zip(self.servers, averages, self._server_optimizers, strict=True):
-            new: Adam | Momentum
-            if isinstance(state, Adam):
-                followed, new = adam(server, server - average, state, rate, decay, beta2=0.99, eps=1e-3)
-            else:
-                followed, new = momentum(server, server - average, state, rate, decay)
-            servers.append(followed)
-            optimizers.append(new)
-        return servers, optimizers
-
     def _assign(self, round: int) -> Assignment:
         """Who does what in this round."""
         chosen = [choose(seed, round, self.num_clients, self.participants) for seed in self.seeds]
         trained = chosen if self.train == "chosen" else [np.arange(self.num_clients)] * len(self.seeds)
         members = [s * self.num_clients + int(i) for s, ids in enumerate(trained) for i in ids]
         seeds = np.repeat(self.seeds, [len(ids) for ids in trained])
-        clients, steps = np.concatenate(trained), np.arange(self.training.local_steps)
+        clients, steps = self.numbers[np.concatenate(trained)], np.arange(self.training.local_steps)
         names = keys(seeds, Purpose.TRAINING, round, clients, steps[:, None])
         rows = self._batch_rows(members)
         if self.training.flip:
@@ -365,7 +382,9 @@ class Federation(Prediction):
         for k, member in enumerate(members):
             s, i = divmod(member, self.num_clients)
             own, batch = self.train_sets[i].numpy(), int(self.batch_sizes[i])
-            taken = positions(self.seeds[s], i, len(own), int(self.cursors[member]), steps * per_step * batch)
+            taken = positions(
+                self.seeds[s], int(self.numbers[i]), len(own), int(self.cursors[member]), steps * per_step * batch
+            )
             rows[:, :, k, batch:] = own[0]
             rows[:, :, k, :batch] = own[taken].reshape(steps, per_step, batch)
         return rows

@@ -133,9 +133,9 @@ def _train(
             record = None
             if experiment.training.evaluates(round):
                 scores = federation.evaluate(**experiment.evaluation.after(round, experiment.training.rounds))
-                record = {"round": round, "seconds": clock.seconds(), **_json_safe(_columns(scores, scored))}
+                record = {"round": round, "seconds": clock.seconds(), **json_safe(_columns(scores, scored))}
                 if stopping:
-                    record["validation_nll"] = _json_safe(stopping.consider(federation))
+                    record["validation_nll"] = json_safe(stopping.consider(federation))
                     over = stopping.is_over(round)
                 writer.append(record)
             if federation.plan != plan:  # smaller chunks for the memory, or no compiler: a resumed run begins so
@@ -158,11 +158,11 @@ def _train(
         "kept_round": kept.round,
         "seconds": clock.seconds(),
         "estimator": kept.headline(experiment.evaluation.samples),
-        **_look_closely(kept, experiment),
+        **look_closely(kept, experiment.evaluation),
     }
     writer.write(runs.CALIBRATION, calibration.keep(kept, experiment))
     kept.population.close()
-    writer.write(runs.SUMMARY, json.dumps(_json_safe(summary), indent=1) + "\n")
+    writer.write(runs.SUMMARY, json.dumps(json_safe(summary), indent=1) + "\n")
 
 
 def _best_of(federation: Federation, experiment: Experiment, best: runs.Best | None) -> Federation:
@@ -266,12 +266,12 @@ def _describe(federation: Federation, evaluation: Evaluation, digest: str | None
     }
 
 
-def _json_safe(value: Any) -> Any:
+def json_safe(value: Any) -> Any:
     """JSON has no NaN: what is not finite becomes null."""
     if isinstance(value, dict):
-        return {name: _json_safe(item) for name, item in value.items()}
+        return {name: json_safe(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_json_safe(item) for item in value]
+        return [json_safe(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -286,15 +286,15 @@ class _Predicted:
 EXAMPLES_OF_A_KIND = 4
 
 
-def _look_closely(federation: Federation, experiment: Experiment) -> dict[str, Any]:
+def look_closely(federation: Federation, evaluation: Evaluation) -> dict[str, Any]:
     """What only the final models are asked: calibration by confidence, errors among the surest, single predictions to
     look at; and what may explain why a client is unsure."""
-    clients = _particulars(federation, _scored(federation, experiment.evaluation))
+    clients = _particulars(federation, _scored(federation, evaluation))
     if federation.model.likelihood.task != "classification":
         return {"reliability": {}, "examples": [], "risk_coverage": {}, "clients": clients}
-    samples, split = experiment.evaluation.samples, experiment.evaluation.split
+    samples, split = evaluation.samples, evaluation.split
     headline = federation.headline(samples)
-    ways = Ways(samples, (headline,), experiment.evaluation.sampling)
+    ways = Ways(samples, (headline,), evaluation.sampling)
     diagrams: dict[str, Any] = {}
     curves: dict[str, Any] = {}
     predicted: dict[str, dict[int, _Predicted]] = {}
@@ -302,7 +302,7 @@ def _look_closely(federation: Federation, experiment: Experiment) -> dict[str, A
         predicted[which] = {}
         sums = torch.zeros(3, BINS, dtype=federation.dtype, device=federation.device)
         said: list[tuple[Tensor, Tensor]] = []
-        for block in federation.blocks(which, split, ways, experiment.evaluation.clients):
+        for block in federation.blocks(which, split, ways, evaluation.clients):
             outputs = block.outputs[headline]
             log_probs = log_average(outputs)
             sums += torch.stack(reliability(log_probs, block.y)).sum(1)
@@ -434,6 +434,10 @@ def load(
     """The trained federation of a run folder, its data and network made again; what `save` kept has to be given the
     data and the model that it was trained with. With early stopping it is that of the best round."""
     run = runs.read(Path(folder))
+    if "federation" in run.info:
+        raise UserError(
+            f"{folder} was made on Flower; its personal models are on the nodes: use pfedbayes.flower.load_node there"
+        )
     experiment = from_sections(run.config)
     checkpoint = runs.read_checkpoint(run.folder)
     if checkpoint is None:

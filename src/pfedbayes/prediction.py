@@ -86,6 +86,7 @@ class Prediction:
     round: int
     train_sets: Sequence[Tensor]
     num_clients: int
+    numbers: NDArray[np.int64]  # the names of the clients in random draws
     batch_sizes: NDArray[np.int64]
     x: Tensor
     y: Tensor
@@ -296,7 +297,7 @@ class Prediction:
         if not self.method.adapts:
             return state
         train = self.batch_of(self.train_sets[client])
-        seed = key(self.seeds[seed_index], Purpose.ADAPTATION, self.round, client)
+        seed = key(self.seeds[seed_index], Purpose.ADAPTATION, self.round, int(self.numbers[client]))
         data = Adaptation(train, int(self.batch_sizes[client]), self.shards.num_classes, seed, test)
         return self.method.adapt(self.model, state, self._received(client, seed_index), data)
 
@@ -304,19 +305,21 @@ class Prediction:
         """The stacked states of clients that are met for the first time."""
         parts = []
         for s, own in groupby(members, lambda member: member // self.num_clients):
-            received = self.method.download(
-                self.servers[s], torch.from_numpy(np.remainder(list(own), self.num_clients))
-            )
+            received = self.download(s, np.remainder(list(own), self.num_clients))
             parts.append(torch.func.vmap(self.method.enrol)(received))
         # What all have in common is one piece of memory until here.
         return tree_map(torch.Tensor.contiguous, concat(parts))
 
+    def download(self, seed_index: int, clients: Sequence[int] | NDArray[np.int64]) -> State:
+        """What these clients receive from the server as it is now, stacked."""
+        return self.method.download(self.servers[seed_index], torch.as_tensor(clients))
+
     def _received(self, client: int, seed_index: int) -> State:
-        return pick(self.method.download(self.servers[seed_index], torch.tensor([client])), 0)
+        return pick(self.download(seed_index, [client]), 0)
 
     def _views(self, seeds: Sequence[int], clients: Sequence[int], states: State) -> dict[str, State]:
         """The method's further personal models, with a leading member axis."""
-        received = concat([self.method.download(self.servers[s], torch.tensor(clients)) for s in seeds])
+        received = concat([self.download(s, clients) for s in seeds])
         views: dict[str, State] = torch.func.vmap(self.method.views)(states, received)
         return views
 
@@ -401,7 +404,7 @@ class Prediction:
         A client's model has draws of its own; those of the shared model's weights are the same for all clients.
         """
         purpose = Purpose.PERSONAL_PREDICTION if which == "personal" else Purpose.SHARED_PREDICTION
-        names = [(self.seeds[s], i) for s in seeds for i in clients]
+        names = [(self.seeds[s], int(self.numbers[i])) for s in seeds for i in clients]
         if which == "personal":
             keys = [key(seed, purpose, self.round, i) for seed, i in names]
         else:

@@ -9,6 +9,7 @@
     clients.bin        the states that a checkpoint refers to, where clients rest in a file
     summary.json       the result, once the run is finished
     report.html        the page for people
+    federation.jsonl   on Flower: one line per attempt at a round, who was refused and why; nothing is cut from it
 
 A checkpoint is one file, written aside and renamed, so that a run killed at any moment finds either the old or the
 new one; the log is cut back to the length that the checkpoint names.
@@ -25,7 +26,7 @@ import subprocess
 import time
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -39,8 +40,9 @@ import pfedbayes
 from pfedbayes.errors import UserError
 
 FORMAT = 1
-CONFIG, INFO, LOG, STATE, CLIENTS, SUMMARY, REPORT = (
+CONFIG, INFO, LOG, STATE, CLIENTS, SUMMARY, REPORT, JOURNAL = (
     "config.toml", "run.json", "rounds.jsonl", "state.safetensors", "clients.bin", "summary.json", "report.html",
+    "federation.jsonl",
 )  # fmt: skip
 PREPROCESSING, CALIBRATION = "preprocessing.json", "calibration.safetensors"
 BEST = "best."  # begins the names of the tensors of the best round, where one is kept
@@ -55,6 +57,7 @@ class Run:
     info: dict[str, Any]
     rounds: list[dict[str, Any]]
     summary: dict[str, Any] | None
+    journal: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -86,15 +89,19 @@ def read(folder: Path) -> Run:
         info = json.loads((folder / INFO).read_text())
         config = tomllib.loads((folder / CONFIG).read_text())
         summary = json.loads((folder / SUMMARY).read_text()) if (folder / SUMMARY).exists() else None
-        log = (folder / LOG).read_text() if (folder / LOG).exists() else ""
-        rounds = [json.loads(line) for line in log[: log.rfind("\n") + 1].splitlines()]
+        rounds, journal = (_lines(folder / name) for name in (LOG, JOURNAL))
     except (ValueError, UnicodeDecodeError) as error:
         raise UserError(f"{folder} holds a damaged file ({error}): start the run again in a new folder") from None
     if info.get("format") != FORMAT:
         raise UserError(
             f"{folder} has format {info.get('format')}, not {FORMAT}: read it with pfedbayes {info.get('version')}"
         )
-    return Run(folder, config, info, rounds, summary)
+    return Run(folder, config, info, rounds, summary, journal)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
@@ -127,7 +134,7 @@ class Writer:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._lock.close()
-            raise UserError(f"{folder} is in use by another run: wait for it or give another --out") from None
+            raise UserError(f"{folder} is in use by another run: wait for it or give another folder") from None
 
     def close(self) -> None:
         """Give the folder free; one that nothing was written to goes."""
@@ -140,10 +147,17 @@ class Writer:
         """Write a file of the folder, see `write_file`."""
         write_file(self.folder / name, content)
 
-    def append(self, record: dict[str, Any]) -> None:
+    def append(self, record: dict[str, Any], name: str = LOG) -> None:
         """Add a line to the log."""
-        with writing(self.folder), (self.folder / LOG).open("a") as file:
+        with writing(self.folder), (self.folder / name).open("a") as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
+
+    def cut_torn_line(self, name: str) -> None:
+        """Cut off what a kill or a full disk has left of a line, so that the next one begins one of its own."""
+        path = self.folder / name
+        if path.exists():
+            with writing(self.folder), path.open("rb+") as file:
+                file.truncate(file.read().rfind(b"\n") + 1)
 
     def truncate_log(self, log_bytes: int) -> None:
         """Cut the log back to what a checkpoint knows of."""
@@ -196,8 +210,8 @@ def writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"cannot write to {folder} ({error.strerror or error}): free space or give another --out; "
-            "what was saved before is intact, and --resume goes on from it"
+            f"cannot write to {folder} ({error.strerror or error}): free space or give another folder; "
+            "what was saved before is intact: start again (pfedbayes run with --resume) to go on from it"
         ) from None
 
 

@@ -158,6 +158,17 @@ class TestTables:
             in files["table1.md"]
         )
 
+    def test_a_model_that_was_better_earlier_is_told(self, folder):
+        curves = [[[10, 80.0], [20, 90.0], [30, 86.0]], [[10, 80.0], [20, 92.0], [30, 88.0]]]
+        records = [
+            record("pfedbayes", {"personal": {"mc10": 85.0}}, seed=seed, curve={"personal": curve})
+            for seed, curve in enumerate(curves)
+        ]
+        (folder / "table1.json").write_text(json.dumps(records))
+        assert (
+            "MNIST small personal (-8.13: 91.00 at round 20, 87.00 at round 30)" in results.render(folder)["table1.md"]
+        )
+
     def test_variants_stand_beside_the_method_and_time_counts_once(self, folder):
         records = [
             record("heurfedamp", {"personal": {"mean": 95.0}}),
@@ -242,6 +253,20 @@ class TestTables:
 def test_what_is_committed_is_what_the_data_say():
     for name, content in results.render(FOLDER).items():
         assert (FOLDER / name).read_text() == content, f"run pfedbayes results docs/results ({name} differs)"
+
+
+def test_the_readme_says_what_the_table_says():
+    written = re.findall(
+        r"^\| (personal|shared): (paper|ours) \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    assert len(written) == 4
+    table = (FOLDER / "table1.md").read_text()
+    for model, whose, cells in written:
+        expected = []
+        for dataset in ("### MNIST", "### Fashion-MNIST"):
+            row = rows_of(table[table.index(dataset) :], dataset)[f"pFedBayes ({model}, ten samples)"]
+            expected += [row[f"{size}: {whose}"].split(" ")[0] for size in paper.SIZES]
+        assert cells.split(" | ") == expected
 
 
 class TestFigure3:

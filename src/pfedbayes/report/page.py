@@ -15,7 +15,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from pfedbayes import runs as run_folders
 from pfedbayes.config import to_toml
 from pfedbayes.errors import UserError
-from pfedbayes.report import charts, doubts, examples, tables, words
+from pfedbayes.report import charts, doubts, examples, federation, tables, words
 from pfedbayes.report.charts import Figure
 from pfedbayes.report.tables import Estimate
 from pfedbayes.runs import Run
@@ -107,7 +107,7 @@ def _run_context(run: Run, label: str) -> dict[str, Any]:
         "origin": f"Run {run.folder.resolve().name}, started {run.info['created'].replace('T', ' ')}",
         "title": f"{run.info['method']['title']} on {_data_title(run)}",
         "status": _status(run),
-        "resume": f"pfedbayes run --resume --out {shlex.quote(str(run.folder))}" if run.summary is None else None,
+        "resume": _resume(run) if run.summary is None else None,
         "lead": words.lead(run),
         "headline": _headline_table(run, names),
         "estimators": _estimator_table(run, names),
@@ -122,13 +122,27 @@ def _run_context(run: Run, label: str) -> dict[str, Any]:
         "doubts": doubts.growth(run),
         "unsure": doubts.who_and_why(run),
         "example_groups": examples.groups(run),
+        "nodes": federation.lead(run) if run.journal else None,
+        "refused": _refused_table(run),
         "settings": to_toml(run.config),
         "facts": _facts(run),
         "reproduce": _reproduce(run),
     }
 
 
+def _refused_table(run: Run) -> Table | None:
+    rows = federation.refused(run)
+    return Table("Refused, by round", ["client", "reason"], [("", rows)]) if rows else None
+
+
+def _resume(run: Run) -> str:
+    on_flower = "federation" in run.info
+    return federation.START if on_flower else f"pfedbayes run --resume --out {shlex.quote(str(run.folder))}"
+
+
 def _reproduce(run: Run) -> str:
+    if "federation" in run.info:
+        return f"{federation.START} -c 'federation.out=\"again\"'"
     seeds = len(run.info["seeds"])
     config = shlex.quote(str(run.folder / run_folders.CONFIG))
     return f"pfedbayes run {config}{f' --seeds {seeds}' if seeds > 1 else ''} --out again"

@@ -180,7 +180,7 @@ def leaders(runs: Sequence[Run], model: str) -> dict[str, int]:
 def curve(run: Run, model: str, estimator: str, name: str) -> list[tuple[int, Estimate]]:
     """The mean over clients, round by round."""
     return [
-        (record["round"], over_seeds(mean_over_clients(numbers(record[model][estimator][name]), _sizes(run))))
+        (record["round"], over_seeds(mean_over_clients(numbers(record[model][estimator][name]), sizes(run, record))))
         for record in evaluated(run)
         if name in (record.get(model) or {}).get(estimator, {})
     ]
@@ -230,8 +230,8 @@ def window(run: Run) -> list[WindowRow]:
 
 def by_seed(run: Run, records: Sequence[dict[str, Any]], model: str, estimator: str, name: str) -> Floats:
     """The mean over clients in every round that the estimator was scored in: (rounds, seeds)."""
-    scored = [record[model][estimator][name] for record in records if estimator in record[model]]
-    return np.stack([mean_over_clients(numbers(logged), _sizes(run)) for logged in scored])
+    scored = [(record[model][estimator][name], sizes(run, record)) for record in records if estimator in record[model]]
+    return np.stack([mean_over_clients(numbers(logged), weights) for logged, weights in scored])
 
 
 def per_client(run: Run, model: str, name: str) -> list[Estimate]:
@@ -283,19 +283,22 @@ def _gaps(bins: dict[str, Any]) -> Floats:
 
 
 def _row(run: Run, model: str, estimator: str) -> Row:
-    log = final(run)[model][estimator]
-    sizes = _sizes(run)
+    record = final(run)
+    log, weights = record[model][estimator], sizes(run, record)
     values = {name: numbers(logged) for name, logged in log.items() if metric(name).score}
     return Row(
         model=model,
         estimator=estimator,
-        mean={name: over_seeds(mean_over_clients(array, sizes)) for name, array in values.items()},
-        worst={name: over_seeds(worst_client(name, array, sizes)) for name, array in values.items()},
+        mean={name: over_seeds(mean_over_clients(array, weights)) for name, array in values.items()},
+        worst={name: over_seeds(worst_client(name, array, weights)) for name, array in values.items()},
     )
 
 
-def _sizes(run: Run) -> Floats:
-    return numbers(run.info["test_sizes"])
+def sizes(run: Run, record: dict[str, Any]) -> Floats:
+    """Test examples of the clients; none of those whose node was away when the record was made: they have no weight."""
+    counts = numbers(run.info["test_sizes"])
+    counts[record.get("absent", [])] = 0
+    return counts
 
 
 def numbers(logged: Any) -> Floats:

@@ -88,7 +88,7 @@ def _who_is_worst(run: Run, name: str, rows: Sequence[Row]) -> str:
 
 def _worst_name(run: Run, model: str, name: str) -> str:
     values = np.array([[estimate.value for estimate in tables.per_client(run, model, name)]])
-    sizes = np.array(run.info["test_sizes"])
+    sizes = tables.sizes(run, tables.evaluated(run)[-1])
     worst = tables.worst_client(name, values, sizes)[0]
     # A missing number is the worst there is, and NaN equals nothing, itself included.
     is_worst = (np.isnan(values[0]) if math.isnan(worst) else values[0] == worst) & (sizes > 0)

@@ -1,0 +1,99 @@
+"""From uploads to the server's next state: the method's own aggregation, guarded or with noise where that is asked for.
+
+For methods that average, what a client sends is an update: its upload minus the server's state.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfedbayes.flower.settings import FederationConfig
+from pfedbayes.methods.base import Method, State
+from pfedbayes.trees import stack
+
+
+def combine(
+    method: Method, config: FederationConfig, server: State, uploads: list[State], sizes: Tensor, clients: Tensor
+) -> State:
+    """The next server state from the uploads of these clients (n,) with `sizes` (n,) examples each."""
+    stacked = stack(uploads)
+    if config.robust == "median-norm":
+        return method.aggregate(server, server + shortened(stacked - server), sizes, clients)
+    if config.robust == "trimmed-mean":
+        mean = trimmed_mean(stacked, config.trim)
+    elif config.privacy_noise:
+        updates = (stacked - server).reshape(len(stacked), 2 if method.gaussian else 1, -1)
+        longest = torch.tensor([config.privacy_clip, config.privacy_clip_rho][: updates.shape[1]])
+        mean = server + private_mean(updates, longest.to(updates), config.privacy_noise).view_as(server)
+    else:
+        return method.aggregate(server, stacked, sizes, clients)
+    # One upload that stands for all.
+    return method.aggregate(server, mean[None], sizes.sum()[None], clients[:1])
+
+
+def shortened(updates: Tensor) -> Tensor:
+    """Updates (n, ...) of which none is longer than the median one."""
+    norms = updates.flatten(1).norm(dim=1)
+    factors = (norms.median() / norms).nan_to_num(1.0).clamp(max=1)
+    short: Tensor = updates * factors.view(-1, *[1] * (updates.dim() - 1))
+    return short
+
+
+def trimmed_mean(uploads: Tensor, share: float) -> Tensor:
+    """Entry by entry, the mean of uploads (n, ...) without the largest and the smallest `share` of them, rounded up."""
+    count = len(uploads)
+    cut = min(math.ceil(share * count), (count - 1) // 2)
+    kept: Tensor = uploads.sort(dim=0).values[cut : count - cut]
+    return kept.mean(0)
+
+
+def private_mean(updates: Tensor, longest: Tensor, noise: float) -> Tensor:
+    """The Gaussian mechanism on updates (n, P, T) of P parts, each with its own `longest` (P,): (P, T).
+
+    Part p of every update is clipped to the norm C_p, so that together, in units of C_p, no client has more than
+    sqrt(P) in it; the sum gets noise of deviation z sqrt(P) C_p. What is lost if a client's update is replaced by zero
+    is then that of a Gaussian mechanism with noise multiplier z.
+    """
+    count, num_parts, _ = updates.shape
+    factors = (longest / updates.norm(dim=2)).nan_to_num(1.0).clamp(max=1)
+    clipped = (updates * factors[:, :, None]).mean(0)
+    deviation = longest * (noise * math.sqrt(num_parts) / count)
+    return torch.addcmul(clipped, deviation[:, None], secret_normals(clipped.shape).to(clipped))
+
+
+def secret_normals(shape: torch.Size) -> Tensor:
+    """Standard normal noise that nobody can draw again: from the system's own random bits. A torch generator on the
+    CPU takes 32 bits of its seed, so that all noise it can make may be tried out."""
+    bits = np.frombuffer(os.urandom(8 * shape.numel()), dtype=np.uint64)
+    uniform = ((bits >> np.uint64(11)) + 0.5) * 2.0**-53  # in (0, 1), neither end included
+    normal: Tensor = torch.special.ndtri(torch.from_numpy(uniform)).view(shape)
+    return normal
+
+
+def epsilon(rounds: int, noise: float, delta: float) -> float:
+    """The epsilon of (epsilon, delta) after a client's part in so many rounds with noise multiplier z.
+
+    k Gaussian mechanisms are one with mu = sqrt(k) / z, for which (Balle and Wang 2018; Dong, Roth and Su 2022)
+    delta = Phi(mu / 2 - epsilon / mu) - exp(epsilon) Phi(-mu / 2 - epsilon / mu): exact, and nothing is gained from
+    clients being drawn at random.
+    """
+    if not rounds:
+        return 0.0
+    mu = math.sqrt(rounds) / noise
+
+    def lost(eps: float) -> float:
+        above, below = torch.tensor([mu / 2 - eps / mu, -mu / 2 - eps / mu], dtype=torch.float64)
+        return float(torch.special.ndtr(above) - (eps + torch.special.log_ndtr(below)).exp())
+
+    low, high = 0.0, 1.0
+    while lost(high) > delta:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if lost(middle) > delta else (low, middle)
+    return high

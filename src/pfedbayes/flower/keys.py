@@ -1,0 +1,95 @@
+"""Certificates for the server and keys for the nodes of a federation that is too small for an authority of its own."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from pfedbayes.errors import UserError
+
+VALID = timedelta(days=825)  # longer is refused by some systems
+
+
+def make_keys(folder: Path, hosts: Sequence[str], nodes: int) -> list[Path]:
+    """ca.crt, server.crt and server.key for a SuperLink that is reached under these names or addresses, and node-0,
+    node-0.pub, … for its nodes; ca.key can sign a later certificate and belongs in a safe place."""
+    names = ["ca.key", "ca.crt", "server.key", "server.crt"]
+    names += [name for i in range(nodes) for name in (f"node-{i}", f"node-{i}.pub")]
+    paths = [folder / name for name in names]
+    if there := [path for path in paths if path.exists()]:
+        raise UserError(f"{there[0]} exists already: give an empty folder, so that no key is lost")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        contents = [*_certificates(hosts)]
+        for _ in range(nodes):
+            key = ec.generate_private_key(ec.SECP384R1())
+            contents.append(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+            contents.append(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+        for path, content in zip(paths, contents, strict=True):
+            mode = 0o644 if path.suffix in (".crt", ".pub") else 0o600
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+                file.write(content)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder} ({error.strerror}): give another folder") from None
+    return paths
+
+
+def _certificates(hosts: Sequence[str]) -> tuple[bytes, bytes, bytes, bytes]:
+    """ca.key, ca.crt, server.key, server.crt as PEM."""
+    authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    issuer = _named("federation authority")
+    signs = x509.KeyUsage(
+        False, False, False, False, False, True, True, False, False
+    )  # certificates, and lists of them
+    root = (
+        _unsigned(issuer, issuer, authority, authority)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(signs, critical=True)
+    )
+    leaf = (
+        _unsigned(_named("federation server"), issuer, server, authority)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([_place(host) for host in hosts]), critical=False)
+    )
+    (ca, certificate) = (each.sign(authority, hashes.SHA384()).public_bytes(Encoding.PEM) for each in (root, leaf))
+    (ca_key, server_key) = (
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) for key in (authority, server)
+    )
+    return ca_key, ca, server_key, certificate
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+
+
+def _unsigned(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, by: ec.EllipticCurvePrivateKey
+) -> x509.CertificateBuilder:
+    start = datetime.now(UTC) - timedelta(hours=1)  # clocks differ
+    own, signer = (x509.SubjectKeyIdentifier.from_public_key(each.public_key()) for each in (key, by))
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(start + VALID)
+        .add_extension(own, critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signer), critical=False)
+    )
+
+
+def _place(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

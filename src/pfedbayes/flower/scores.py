@@ -1,0 +1,72 @@
+"""The nodes' own scores put together, in the shape in which the engine logs them. What a node sends in another shape is
+left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfedbayes.metrics import BINS
+from pfedbayes.prediction import MODELS
+
+
+def table(scores: dict[int, dict[str, Any]], num_clients: int) -> dict[str, Any]:
+    """{model: {estimator: {metric: [[figure of each client]]}}} from each client's own such table of one; a client
+    without test data has no estimators in its own."""
+    whole: dict[str, Any] = {}
+    for which in MODELS:
+        own = [one[which] for one in scores.values() if one.get(which) is not None]
+        ways: dict[str, dict[str, None]] = {}
+        for each in own:
+            for way, metrics in each.items():
+                ways.setdefault(way, {}).update(dict.fromkeys(metrics))
+        figures = {
+            way: {name: [[figure(scores.get(i), which, way, name) for i in range(num_clients)]] for name in metrics}
+            for way, metrics in ways.items()
+        }
+        whole[which] = figures if own else None
+    return whole
+
+
+def is_table(scores: Any) -> bool:
+    """Whether these are scores, whatever they say."""
+    tables = [scores.get(which) for which in MODELS] if isinstance(scores, dict) else [()]
+    return all(
+        one is None or (isinstance(one, dict) and all(isinstance(metrics, dict) for metrics in one.values()))
+        for one in tables
+    )
+
+
+def figure(scores: dict[str, Any] | None, which: str, way: str, name: str) -> float:
+    """One figure of a node's own table [seed][client]; NaN if it has none."""
+    try:
+        return float(scores[which][way][name][0][0]) if scores else float("nan")
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError):
+        return float("nan")
+
+
+def pooled(diagrams: list[Any]) -> dict[str, Any]:
+    """The calibration of all nodes' predictions together, from that of each: bins are weighed by their counts."""
+    pooled: dict[str, Any] = {}
+    for which in MODELS:
+        own = [bins for diagram in diagrams if (bins := _bins(diagram, which)) is not None]
+        if not own:
+            continue
+        bins = np.stack(own)
+        counts = bins[:, 2]
+        total = counts.sum(0)
+        with np.errstate(invalid="ignore"):
+            means = (np.nan_to_num(bins[:, :2]) * counts[:, None]).sum(0) / total
+        pooled[which] = {"confidence": means[0].tolist(), "accuracy": means[1].tolist(), "count": total.tolist()}
+    return pooled
+
+
+def _bins(diagram: Any, which: str) -> NDArray[np.float64] | None:
+    """Confidence, accuracy and count (3, bins) of a node's own diagram, if it has one."""
+    try:
+        bins = np.array([diagram[which][name] for name in ("confidence", "accuracy", "count")], float)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    return bins if bins.shape == (3, BINS) and np.isfinite(bins[2]).all() and (bins[2] >= 0).all() else None

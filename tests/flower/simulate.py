@@ -1,0 +1,62 @@
+"""All methods one after another in one simulation by Flower: `python simulate.py FOLDER`, a subfolder for each."""
+
+import sys
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+from grids import own_data, run_config
+
+from federations import make_shards, model_for
+from pfedbayes.flower import client_app
+from pfedbayes.flower.messages import facts_of
+from pfedbayes.flower.server import serving
+from pfedbayes.flower.settings import from_run_config
+from pfedbayes.methods import METHODS
+
+NODES = 4
+CARRIED = [name for name in METHODS if not METHODS[name].pools]
+
+
+def four_of_five():
+    shards = make_shards()
+    return shards.__class__(
+        shards.x, shards.y, *(getattr(shards, name)[:NODES] for name in ("train", "test", "validation", "names")),
+        shards.num_classes,
+    )  # fmt: skip
+
+
+def config_of(folder: Path, method: str) -> dict:
+    config = run_config(folder / method, method, federation__clients=NODES, federation__timeout=120.0)
+    if METHODS[method].everybody:
+        del config["training.participants"]
+    return config | {"federation.wait": 60.0}
+
+
+def main(folder: Path) -> None:
+    configs = {method: config_of(folder, method) for method in CARRIED}
+    by_digest = {from_run_config(config).digest(): config for config in configs.values()}
+    own = client_app(own_data, model_for)
+    clients, server = ClientApp(), ServerApp()
+
+    def handle(message: Message, context: Context) -> Message:
+        config = by_digest[facts_of(message)["digest"]]
+        return own(message, Context(context.run_id, context.node_id, context.node_config, context.state, config))
+
+    def serve_all(grid: Grid, context: Context) -> None:
+        for config in configs.values():
+            settings = from_run_config(config)
+            with serving(grid, settings, model_for(settings.method)) as running:
+                running.run()
+
+    clients.query()(handle)
+    clients.train()(handle)
+    server.main()(serve_all)
+    backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}}
+    run_simulation(server, clients, num_supernodes=NODES, backend_config=backend)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

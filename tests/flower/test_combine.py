@@ -1,0 +1,133 @@
+"""Guards and noise in the server's average, against closed forms."""
+
+import math
+
+import pytest
+import torch
+from grids import FakeGrid, run_config, serve
+
+from federations import difference, randn
+from pfedbayes import UserError, runs
+from pfedbayes.flower.combine import combine, epsilon, private_mean, shortened, trimmed_mean
+from pfedbayes.flower.settings import FederationConfig, from_run_config
+from pfedbayes.methods.fedavg import FedAvg
+from pfedbayes.methods.pfedbayes import PFedBayes
+from pfedbayes.report import write
+
+CLIENTS = torch.arange(5)
+SIZES = torch.tensor([4.0, 1.0, 2.0, 3.0, 7.0]).double()
+
+
+def test_without_options_it_is_the_methods_own_aggregation():
+    server, uploads = randn(2, 6), list(randn(5, 2, 6, seed=1))
+    for method in (PFedBayes(beta=0.5), FedAvg()):
+        expected = method.aggregate(server, torch.stack(uploads), SIZES, CLIENTS)
+        assert torch.equal(combine(method, FederationConfig(5), server, uploads, SIZES, CLIENTS), expected)
+
+
+def test_trimmed_mean_leaves_out_both_ends_of_every_entry():
+    uploads = torch.tensor([[1.0, 9.0], [2.0, -50.0], [300.0, 5.0], [4.0, 6.0], [-7.0, 7.0]])
+    assert trimmed_mean(uploads, 0.2).tolist() == pytest.approx([(1 + 2 + 4) / 3, 6.0])
+    assert trimmed_mean(uploads, 0.0).tolist() == pytest.approx(uploads.mean(0).tolist())
+    assert trimmed_mean(uploads[:2], 0.4).tolist() == pytest.approx([1.5, -20.5])  # of two none can be left out
+
+
+def test_long_updates_become_as_long_as_the_median_one():
+    updates = torch.eye(3, dtype=torch.float64) * torch.tensor([1.0, 2.0, 1000.0], dtype=torch.float64)
+    assert shortened(updates).norm(dim=1).tolist() == pytest.approx([1.0, 2.0, 2.0])
+    still = shortened(torch.zeros(3, 4))
+    assert torch.equal(still, torch.zeros(3, 4))
+
+
+@pytest.mark.parametrize("robust", ["trimmed-mean", "median-norm"])
+@pytest.mark.parametrize("attack", [50.0, -8000.0])
+def test_a_liar_moves_a_guarded_average_no_further_than_an_honest_client_could(tmp_path, robust, attack):
+    honest = randn(5, 2, 6, seed=1) * 0.1
+    server = torch.zeros(2, 6, dtype=torch.float64)
+    lied = honest.clone()
+    lied[3] = attack
+    config = FederationConfig(5, robust=robust)
+    method = PFedBayes()
+    states = [combine(method, config, server, list(uploads), SIZES, CLIENTS) for uploads in (honest, lied)]
+    plain = combine(method, FederationConfig(5), server, list(lied), SIZES, CLIENTS)
+    longest = float(honest.flatten(1).norm(dim=1).max())
+    assert float((states[1] - states[0]).norm()) < longest
+    assert float(plain.norm()) > 10 * longest
+
+
+def test_private_mean_clips_each_part_and_adds_noise_of_the_right_size():
+    count, size = 8, 40000
+    updates = torch.zeros(count, 2, size, dtype=torch.float64)
+    updates[:, 0, 0] = 30.0  # far longer than allowed
+    updates[:, 1, 1] = 0.01  # shorter
+    longest = torch.tensor([2.0, 0.5], dtype=torch.float64)
+    quiet = private_mean(updates, longest, 0.0)
+    assert quiet[0, 0] == pytest.approx(2.0)
+    assert quiet[1, 1] == pytest.approx(0.01)
+    noisy = private_mean(updates, longest, 1.5)
+    measured = (noisy - quiet).std(dim=1)
+    expected = 1.5 * math.sqrt(2) / count * longest
+    assert measured.tolist() == pytest.approx(expected.tolist(), rel=0.03)
+    assert not torch.equal(noisy, private_mean(updates, longest, 1.5)), "the noise must not be the same again"
+
+
+def test_epsilon_against_its_definition():
+    # One round with z = 1 loses delta(epsilon) = Phi(1/2 - e) - exp(e) Phi(-1/2 - e).
+    eps = epsilon(1, 1.0, 1e-5)
+    phi = torch.distributions.Normal(torch.tensor(0.0).double(), 1.0).cdf
+    lost = phi(torch.tensor(0.5 - eps).double()) - math.exp(eps) * phi(torch.tensor(-0.5 - eps).double())
+    assert float(lost) == pytest.approx(1e-5, rel=1e-6)
+    assert epsilon(4, 2.0, 1e-5) == pytest.approx(eps, rel=1e-9)  # four rounds with twice the noise
+    assert epsilon(0, 1.0, 1e-5) == 0
+    assert math.isfinite(epsilon(10_000, 0.5, 1e-5))
+
+
+def test_private_federation_reports_what_it_has_spent(tmp_path):
+    config = run_config(tmp_path, federation__privacy_noise=4.0, federation__privacy_clip=0.5)
+    grid = FakeGrid(config)
+    server = serve(grid)
+    journal = runs.read(tmp_path / "run").journal
+    most = max(member.taken for member in server.members)
+    assert journal[-1]["epsilon"] == pytest.approx(epsilon(most, 4.0, 1e-5))
+    assert "differentially private" in write([tmp_path / "run"], tmp_path / "page.html").read_text()
+    (tmp_path / "other").mkdir()
+    plain = serve(FakeGrid(run_config(tmp_path / "other")))
+    assert difference(server.state, plain.state) > 0.01
+
+
+def test_wide_clips_and_no_noise_are_the_plain_average():
+    server, uploads = randn(2, 6), list(randn(5, 2, 6, seed=1))
+    config = FederationConfig(5, privacy_noise=1e-12, privacy_clip=1e6, privacy_clip_rho=1e6)
+    private = combine(PFedBayes(beta=0.3), config, server, uploads, SIZES, CLIENTS)
+    plain = combine(PFedBayes(beta=0.3), FederationConfig(5), server, uploads, SIZES, CLIENTS)
+    assert difference(private, plain) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"privacy_noise": 1.0, "robust": "trimmed-mean"}, "leave robust out"),
+        ({"privacy_noise": 1.0, "secure": True}, "no single update"),
+        ({"trim": 0.5}, "trim must be"),
+        ({"min_replies": 9}, "min_replies must be between 1 and clients = 5"),
+        ({"timeout": 0.0}, "timeout must be positive"),
+        ({"privacy_delta": 1.0}, "privacy_delta"),
+        ({"clients": 0}, "clients must be at least 1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(tmp_path, settings, message):
+    others = {f"federation__{name}": value for name, value in settings.items()}
+    with pytest.raises(UserError, match=message):
+        from_run_config(run_config(tmp_path, **others))
+
+
+def test_run_configs_that_are_not_understood_name_the_key(tmp_path):
+    config = run_config(tmp_path)
+    with pytest.raises(UserError, match=r"unknown key federation.timout: did you mean 'timeout'"):
+        from_run_config(config | {"federation.timout": 3})
+    with pytest.raises(UserError, match="unknown key lr in the run config"):
+        from_run_config(config | {"lr": 3})
+    with pytest.raises(UserError, match=r"federation.clients is missing"):
+        from_run_config({"method.name": "fedavg"})
+    with pytest.raises(UserError, match=r"leave evaluation.clients out"):
+        from_run_config(config | {"evaluation.clients": 2})

@@ -1,0 +1,50 @@
+"""Flower's own simulation of four nodes gives the engine's numbers for all methods."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from simulate import CARRIED, config_of, four_of_five
+from test_equality import assert_same_scores, by_engine
+
+from federations import difference
+from pfedbayes import runs
+from pfedbayes.trees import fill
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def short_folder():
+    """Ray has sockets in its folder, whose paths must not be long."""
+    with tempfile.TemporaryDirectory(prefix="ray") as folder:
+        yield folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_simulation_of_four_nodes_equals_the_engine_for_all_methods(tmp_path, short_folder):
+    paths = [HERE, HERE.parent, HERE.parents[1] / "src"]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "RAY_TMPDIR": short_folder,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_HOME": str(tmp_path / "home"),
+    }
+    done = subprocess.run(
+        [sys.executable, str(HERE / "simulate.py"), str(tmp_path / "out")],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    for method in CARRIED:
+        run = runs.read(tmp_path / "out" / method / "run")
+        engine, scores = by_engine(config_of(tmp_path / "out", method), four_of_five())
+        server = fill(engine.servers[0], runs.read_checkpoint(run.folder).tensors, "server.0")
+        assert difference(server, engine.servers[0]) < 1e-10, method
+        assert [record["round"] for record in run.rounds] == list(scores)
+        for record in run.rounds:
+            assert_same_scores(record, scores[record["round"]])

@@ -1,0 +1,239 @@
+"""Nothing that a client has learnt is lost, and nothing is taken for a fresh start that is none."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from grids import FakeGrid, own_data, run_config, serve
+
+from federations import model_for, same_bits
+from pfedbayes import UserError, load, runs
+from pfedbayes.flower import client_app, load_node
+from pfedbayes.flower.messages import facts_of
+from pfedbayes.flower.state import Generation, StateFolder
+from pfedbayes.report import write
+
+
+def generation(round, previous, value=0.0):
+    return Generation(round, previous, {"client": 0}, {"x": torch.tensor([value])})
+
+
+def test_the_last_two_generations_are_kept(tmp_path):
+    folder = StateFolder(tmp_path)
+    for round in (1, 2, 5):
+        folder.write(generation(round, (folder.rounds() or [0])[-1], float(round)))
+    assert folder.rounds() == [2, 5]
+    assert folder.read(5) == generation(5, 2, 5.0)
+    assert folder.start_of(6, last=5).round == 5
+    assert folder.start_of(5, last=2).round == 2
+    assert folder.start_of(4, last=2).round == 2
+    with pytest.raises(UserError, match=r"round 2 was asked for, but .* knows nothing before round 2"):
+        folder.start_of(2, last=0)
+    with pytest.raises(UserError, match="is of round 5, but the server has an upload of round 6"):
+        folder.start_of(7, last=6)
+
+
+def test_an_empty_folder_is_a_start_only_for_a_client_that_is_new(tmp_path):
+    folder = StateFolder(tmp_path)
+    assert folder.start_of(3, last=0) is None
+    with pytest.raises(UserError, match="is missing, but the server has an upload of round 2"):
+        folder.start_of(3, last=2)
+    folder.write(generation(3, 0))
+    assert folder.start_of(3, last=0) is None  # the first round, asked for again
+
+
+def test_tensors_that_share_memory_are_kept_too(tmp_path):
+    shared = torch.arange(3.0)
+    StateFolder(tmp_path).write(Generation(1, 0, {}, {"a": shared, "b": shared[1:]}))
+    assert StateFolder(tmp_path).read(1).tensors["b"].tolist() == [1.0, 2.0]
+
+
+def test_a_damaged_state_is_an_error(tmp_path):
+    folder = StateFolder(tmp_path)
+    folder.write(generation(1, 0))
+    path = tmp_path / "round-000001.safetensors"
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(UserError, match=r"round-000001.safetensors is damaged"):
+        folder.start_of(2, last=1)
+
+
+def refusals(grid):
+    with pytest.raises(UserError):
+        serve(grid)
+    return next(iter(runs.read(Path(grid.run_config["federation.out"])).journal[-1]["refused"].values()))
+
+
+def stopped(tmp_path, **others):
+    """A federation that stands after two rounds, and wants all five clients."""
+    config = run_config(tmp_path, training__rounds=2, federation__attempts=1, **others)
+    del config["training.participants"]
+    serve(FakeGrid(config))
+    return config | {"training.rounds": 3, "federation.min_replies": 5}
+
+
+def test_another_federation_does_not_take_over_a_state(tmp_path):
+    config = stopped(tmp_path)
+    shutil.rmtree(tmp_path / "run")  # the server starts anew, the nodes do not
+    assert "was made with federation = " in refusals(FakeGrid(config))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"method.zeta": 3.0}, "was made with method.zeta = 10.0 and is now 3.0"),
+        ({"training.local_steps": 9}, "was made with training.local_steps = 4 and is now 9"),
+        ({"federation.dtype": "float32"}, 'was made with federation.dtype = "float64" and is now "float32"'),
+    ],
+)
+def test_other_settings_are_refused_by_name(tmp_path, change, reason):
+    config = stopped(tmp_path) | change
+    with pytest.raises(UserError, match=reason):
+        serve(FakeGrid(config))
+    # Nor do the nodes, should the server have lost its memory of it.
+    shutil.rmtree(tmp_path / "run")
+    assert reason in refusals(FakeGrid(config))
+
+
+def test_a_lost_state_is_not_replaced_by_a_fresh_one(tmp_path):
+    config = stopped(tmp_path)
+    shutil.rmtree(tmp_path / "states" / "client-3")
+    assert "is missing, but the server has an upload of round 2" in refusals(FakeGrid(config))
+
+
+def test_other_data_need_a_word(tmp_path):
+    config = stopped(tmp_path)
+    grid = FakeGrid(config)
+    grid.nodes[100]["partition-id"], grid.nodes[101]["partition-id"] = 1, 0
+    states = tmp_path / "states"
+    states.joinpath("client-0").rename(states / "swap")
+    states.joinpath("client-1").rename(states / "client-0")
+    states.joinpath("swap").rename(states / "client-1")
+    assert "was made with client = 1 and is now 0" in refusals(grid)
+
+
+def test_new_data_are_taken_when_the_node_says_so(tmp_path):
+    config = stopped(tmp_path)
+    grid = FakeGrid(config)
+
+    def less(client, clients):
+        shards = own_data(client)
+        return dataclasses.replace(shards, train=(shards.train[0][1:],)) if client == 0 else shards
+
+    grid.app = client_app(less, model_for)
+    assert "train_size = 23 and is now 22" in refusals(grid)
+    grid.nodes[100]["new-data"] = True
+    serve(grid)
+
+
+def test_a_round_asked_for_twice_is_answered_the_same(tmp_path):
+    grid = FakeGrid(run_config(tmp_path))
+    answers = {}
+
+    def meddle(client, message, reply):
+        facts = facts_of(message)
+        if message.metadata.message_type == "train" and facts["train"]:
+            again = grid.app(message, context(grid, client))
+            once = reply.content.get("upload"), facts_of(reply)
+            answers[client, facts["round"]] = once == (again.content.get("upload"), facts_of(again))
+        return reply
+
+    grid.meddle = meddle
+    asked_twice = serve(grid)
+    assert len(answers) == 15
+    assert all(answers.values())
+    (tmp_path / "other").mkdir()
+    once = serve(FakeGrid(run_config(tmp_path / "other")))
+    assert torch.equal(asked_twice.state, once.state)
+
+
+def context(grid, client):
+    return Context(1, 100 + client, grid.nodes[100 + client], RecordDict(), grid.run_config)
+
+
+@pytest.mark.parametrize(
+    ("method", "moment"),
+    [
+        *(("pfedbayes", moment) for moment in ("round 1", "round 2", "round 3", "end")),
+        ("bnfed", "round 3"),
+        ("heurfedamp", "round 3"),
+    ],
+)
+def test_a_server_killed_at_any_moment_goes_on_to_the_same_bits(tmp_path, moment, method):
+    class Killed(Exception):
+        pass
+
+    config = run_config(tmp_path, method, training__evaluate_every=1)
+    if method == "bnfed":
+        del config["training.participants"]
+    grid = FakeGrid(config)
+
+    def meddle(client, message, reply):
+        facts = facts_of(message)
+        now = "end" if facts.get("finish") else f"round {facts.get('round')}"
+        if now == moment and client == 3:
+            raise Killed
+        return reply
+
+    grid.meddle = meddle
+    with pytest.raises(Killed):
+        serve(grid)
+    grid.meddle = lambda client, message, reply: reply
+    resumed = serve(grid)
+    (tmp_path / "other").mkdir()
+    other = FakeGrid(
+        config | {name: value for name, value in run_config(tmp_path / "other").items() if "/" in str(value)}
+    )
+    whole = serve(other)
+    assert same_bits(resumed.state, whole.state)
+    killed, left_alone = (runs.read(tmp_path / name).rounds for name in ("run", "other/run"))
+    assert [without_time(record) for record in killed] == [without_time(record) for record in left_alone]
+    for i in range(5):
+        one, two = (StateFolder(tmp_path / name / f"client-{i}") for name in ("states", "other/states"))
+        assert one.rounds() == two.rounds()
+        for round in one.rounds()[-1:]:
+            first, second = one.read(round).tensors, two.read(round).tensors
+            assert first.keys() == second.keys()
+            assert all(first[name].equal(second[name]) for name in first)
+
+
+def without_time(record):
+    return {name: value for name, value in record.items() if name != "seconds"}
+
+
+def test_a_finished_run_can_be_made_longer_and_reported(tmp_path):
+    config = run_config(tmp_path, training__evaluate_every=1)
+    grid = FakeGrid(config)
+    serve(grid)
+    asked = len(grid.asked)
+    serve(grid)  # nothing is left to do
+    assert len(grid.asked) == asked
+    grid.run_config = config | {"training.rounds": 4}
+    serve(grid)
+    run = runs.read(tmp_path / "run")
+    assert [record["round"] for record in run.rounds] == [1, 2, 3, 4]
+    assert run.config["training"]["rounds"] == 4
+    page = write([tmp_path / "run"], tmp_path / "page.html").read_text()
+    assert "pFedBayes on the data of 5 nodes" in page
+    assert "Reliability" in page
+
+
+def test_what_is_no_run_on_flower_is_left_alone(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("")
+    with pytest.raises(UserError, match=r"holds other files \(thesis.tex"):
+        serve(FakeGrid(run_config(tmp_path)))
+
+
+def test_a_node_predicts_with_what_it_has_learnt(tmp_path):
+    serve(FakeGrid(run_config(tmp_path)))
+    node = load_node(tmp_path / "states" / "client-2", own_data(2), model_for)
+    outputs = node.predict("personal", 0, node.x[:4], samples=10)
+    assert outputs.shape == (10, 4, 3)
+    assert node.predict("shared", 0, node.x[:4]).shape == (1, 4, 3)
+    with pytest.raises(UserError, match="holds no state"):
+        load_node(tmp_path, own_data(2), model_for)
+    with pytest.raises(UserError, match="made on Flower"):
+        load(tmp_path / "run")
