@@ -20,6 +20,7 @@ from pfedbayes.data.chunks import read_chunks
 from pfedbayes.errors import UserError
 from pfedbayes.execution import execute
 from pfedbayes.experiment import load
+from pfedbayes.export import export
 from pfedbayes.methods import METHODS
 from pfedbayes.metrics import confidence, log_average
 from pfedbayes.serving import Wish
@@ -436,6 +437,21 @@ def test_the_mean_network_runs_elsewhere(home, run):
         assert from_onnx == pytest.approx(expected.numpy(), rel=1e-4, abs=1e-5)
         program = torch.export.load(home / "a.pt2").module()
         assert program(chunk.x).numpy() == pytest.approx(expected.numpy(), rel=1e-4, abs=1e-5)
+
+
+def test_a_module_of_ones_own_is_exported_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    clinics(80).to_csv(tmp_path / "clinics.csv", index=False)
+    (tmp_path / "residual_net.py").write_text(
+        "from torch import nn\nclass Net(nn.Module):\n    def __init__(self, shape, outputs, width=3):\n"
+        "        super().__init__()\n        self.a, self.b = nn.Linear(*shape, width), nn.Linear(width, outputs)\n"
+        "    def forward(self, x):\n        return self.b(self.a(x).tanh())\n"
+    )
+    train(tmp_path, "outcome", ["patient", "cost"], net__name="residual_net:Net", net__width=4, training__rounds=2)
+    client = package.open_client(tmp_path / "outcome", "east")
+    export(client, tmp_path / "east.safetensors")
+    again = package.open_client(tmp_path / "east.safetensors")
+    assert client.predict("clinics.csv")["p_ill"] == pytest.approx(again.predict("clinics.csv")["p_ill"])
 
 
 def test_what_onnx_needs_is_said(command, monkeypatch):
