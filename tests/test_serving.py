@@ -237,7 +237,7 @@ def test_the_python_api_takes_frames(home):
     again = client.predict(home / "new.csv", coverage=0.7, error=0.15)
     assert out["p_ill"].to_numpy() == pytest.approx(again["p_ill"])
     assert "at least 70%" in client.statements(coverage=0.7)[0]
-    assert any("not 7" in line for line in client.statements(samples=7))
+    assert any("asked with 7" in line for line in client.statements(samples=7))
 
 
 @pytest.mark.parametrize(
@@ -332,6 +332,33 @@ def test_every_method_predicts_what_its_federation_does(tmp_path, name):
         out = client.predict(tmp_path / "new.npz", samples=20)
         assert np.stack([out[f"p_{k}"] for k in range(3)], 1) == pytest.approx(expected.numpy(), abs=1e-5)
         assert len(client.own.odd) == len(federation.shards.validation[1])
+    if name != "pfedbayes":
+        with pytest.raises(UserError, match="a newcomer needs a run of pfedbayes"):
+            package.join(tmp_path / "run", tmp_path / "new.npz")
+
+
+@pytest.mark.slow
+def test_promises_of_the_command_hold_on_fresh_rows(tmp_path):
+    """20 federations, each with early stopping on the very rows that calibrate; 1,500 fresh rows of every client."""
+    covered, answered, wrong = [], 0, 0
+    for seed in range(20):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        clinics(900, seed=seed).to_csv(folder / "clinics.csv", index=False)
+        train(folder, "outcome", ["patient", "cost"], data__seed=seed, training__rounds=100, training__patience=30)
+        for site in ("north", "south", "east"):
+            fresh = clinics(4500, seed=1000 + seed)
+            out = package.open_client(folder / "outcome", site).predict(fresh[fresh["hospital"] == site])
+            held = [
+                truth in words.split("|") for truth, words in zip(out["outcome"], out["conformal_set"], strict=True)
+            ]
+            covered.append(np.mean(held))
+            answered += int((~out["abstain"]).sum())
+            wrong += int((~out["abstain"] & (out["label"] != out["outcome"])).sum())
+    print(f"coverage {np.mean(covered):.4f}, answered {answered}, wrong {wrong / answered:.4f}")
+    assert abs(np.mean(covered) - 0.9) <= 0.02
+    assert answered > 10_000
+    assert wrong / answered <= 0.05
 
 
 def test_images_are_predicted_without_their_data_set(tmp_path):
