@@ -45,8 +45,9 @@ def encode(about: dict, rows: list[dict[str, str]]) -> Tensor:
     return torch.cat(inputs, dim=1)
 
 
-def outputs(about: dict, weights: dict[str, Tensor], x: Tensor) -> Tensor:
-    """Outputs (K, n, ...) of K networks drawn from the client's model, at inputs (n, ...)."""
+def outputs(about: dict, weights: dict[str, Tensor], x: Tensor, network: nn.Module | None = None) -> Tensor:
+    """Outputs (K, n, ...) of K networks drawn from the client's model, at inputs (n, ...). A network that is not a
+    sequence of torch's own layers has to be given."""
     if about["preprocessing"]["image"]:
         x = x / 255 if about["pixels"] == "unit" else x * (2 / 255) - 1
     thetas = weights["mean"][None]
@@ -54,7 +55,7 @@ def outputs(about: dict, weights: dict[str, Tensor], x: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(about["seed"])
         noise = torch.randn(about["draws"], len(weights["mean"]), dtype=thetas.dtype, generator=generator)
         thetas = thetas + weights["deviation"] * noise
-    network = nn.Sequential(*(getattr(nn, name)(**arguments) for name, arguments in about["layers"]))
+    network = network or nn.Sequential(*(getattr(nn, name)(**arguments) for name, arguments in about["layers"]))
     shapes = [torch.Size(shape) for _, shape in about["parameters"]]
     results = []
     for theta in thetas:

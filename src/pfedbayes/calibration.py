@@ -26,6 +26,7 @@ from pfedbayes.prediction import Which
 FORMAT = 1
 DRAWS = 100  # promises are made for predictions that average so many
 DELTA = 0.05  # how often the promise of an abstention may fail
+ROOM = 3  # times as many examples as would do if no answer were wrong are enough to abstain by
 
 
 class Scores(NamedTuple):
@@ -72,7 +73,7 @@ def promise(own: Scores, of_all: Scores, coverage: float, error: float | None) -
         sets = conformal.calibrate(of_all.odd, 1 - coverage, "federation")
     if error is None:
         return Promises(sets, None)
-    if len(own.sure) >= abstention.fewest(error, DELTA) or len(of_all.sure) <= len(own.sure):
+    if len(own.sure) >= ROOM * abstention.fewest(error, DELTA) or len(of_all.sure) <= len(own.sure):
         return Promises(sets, abstention.calibrate(own.sure, own.wrong, error, DELTA))
     return Promises(sets, abstention.calibrate(of_all.sure, of_all.wrong, error, DELTA, "federation"))
 
@@ -124,7 +125,8 @@ def keep(federation: Federation, experiment: Experiment) -> bytes:
         "net": {name: value for name, value in net.section().items() if value is not None},
         "chose_round": experiment.training.patience is not None,
     }
-    return save(tensors, {"run": json.dumps(about)})
+    content: bytes = save(tensors, {"run": json.dumps(about)})
+    return content
 
 
 def _score_clients(federation: Federation, which: Which, sets: Sequence[Tensor]) -> Iterator[Scores]:

@@ -96,8 +96,7 @@ def certify(
     For each zeta a posterior is trained in so many steps, and the one with the least bound is taken, among them the
     prior itself. That is allowed: the bound holds for all posteriors at once. Only the draws are shared out.
     """
-    if federation.model.likelihood.task != "classification":
-        raise UserError("a certificate bounds an error rate: it needs labels, and these targets are numbers")
+    _require_labels(federation)
     if not 0 < delta < 1:
         raise UserError(f"delta is {delta}: give a probability between 0 and 1, e.g. 0.05")
     shards = _kept_back(federation) if newcomers is None else _unknown(federation, newcomers)
@@ -116,12 +115,18 @@ def certify_joined(federation: Federation, joined: Federation, delta: float = 0.
     """The certificate of the one client of `joined`, which has made its model of a part of its examples from the shared
     one of a federation: of this very model, by all of its examples, since the prior has seen none and the bound
     allows a posterior to be chosen by any of them."""
+    _require_labels(federation)
     shards = joined.shards
     (rows,) = (torch.cat(parts) for parts in zip(shards.train, shards.validation, shards.test, strict=True))
     whole = dataclasses.replace(shards, train=(rows,), validation=(rows[:0],), test=(rows[:0],))
     zeta = joined.method.zeta if isinstance(joined.method, PFedBayes) else None
     candidates = {None: personalise(federation, _unknown(federation, whole), "shared", steps=0), zeta: joined}
     return _certificate(candidates, (zeta,), "shared", 0, 0, delta, None)
+
+
+def _require_labels(federation: Federation) -> None:
+    if federation.model.likelihood.task != "classification":
+        raise UserError("a certificate bounds an error rate: it needs labels, and these targets are numbers")
 
 
 def _kept_back(federation: Federation) -> Shards:

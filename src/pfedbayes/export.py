@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from pfedbayes.data.tables import optional
 from pfedbayes.errors import UserError
+from pfedbayes.likelihoods import Regression
 from pfedbayes.nets import Pixels
 from pfedbayes.portable import client_bytes
 from pfedbayes.runs import write_file
@@ -39,7 +40,7 @@ class MeanNetwork(nn.Module):
         self.module = client.weights.model.net.module(client.weights.mean).float()
         self.pixels: Pixels | None = client.weights.model.pixels if client.preprocessing.image else None
         self.target = client.preprocessing.target
-        self.learned_noise = client.likelihood.task == "regression" and client.likelihood.sigma_eps is None  # type: ignore[attr-defined]
+        self.learned_noise = isinstance(client.likelihood, Regression) and client.likelihood.sigma_eps is None
 
     def forward(self, x: Tensor) -> Tensor:
         """What is predicted."""

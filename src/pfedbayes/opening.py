@@ -21,12 +21,12 @@ SUFFIX = ".safetensors"
 
 
 def open_client(source: str | Path, name: str | None = None, shared: bool = False, device: str = "auto") -> Client:
-    """A client of a run folder, one that joined it later (`newcomers.join`), or one in a file (`write_client`).
+    """A client of a run folder, one that joined it later (`newcomers.join`), or one in a file (`export`).
 
     Of a run with several seeds it is the first one's."""
     source = Path(source)
     if source.is_file():
-        client = read_client(source)
+        client = read_client(source, device)
         if shared and client.which != "shared":
             raise UserError(f"{source} holds {client.title}: leave --shared out, or give the run folder")
         if name is not None and client.name not in (None, name):
@@ -35,7 +35,7 @@ def open_client(source: str | Path, name: str | None = None, shared: bool = Fals
     kept = calibration.read(source)
     joined = {path.stem: path for path in sorted((source / NEWCOMERS).glob(f"*{SUFFIX}"))}
     if name in joined and not shared:
-        return read_client(joined[name])
+        return read_client(joined[name], device)
     if name is not None and name not in kept.names and not shared:
         known = [*kept.names[:20], *(["…"] if len(kept.names) > 20 else []), *joined]
         raise UserError(

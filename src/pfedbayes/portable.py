@@ -20,6 +20,7 @@ from pfedbayes.layers import describe, rebuild
 from pfedbayes.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.modules import build_module
 from pfedbayes.nets import Model, Net, WithNoise
+from pfedbayes.plan import choose_device
 from pfedbayes.serving import Asked, Client, Wish
 
 
@@ -57,7 +58,9 @@ def client_bytes(client: Client, wish: Wish | None = None) -> bytes:
         tensors["deviation"] = weights.deviation
     for whose, scores in (("own", client.own), ("of_all", client.of_all)):
         tensors |= {f"{whose}.{name}": values for name, values in scores._asdict().items()}
-    return save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, {"client": json.dumps(about)})
+    copies = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    content: bytes = save(copies, {"client": json.dumps(about)})
+    return content
 
 
 def _thresholds(asked: Asked) -> dict[str, Any]:
@@ -73,8 +76,9 @@ def _thresholds(asked: Asked) -> dict[str, Any]:
     }
 
 
-def read_client(path: Path) -> Client:
+def read_client(path: Path, device: str = "auto") -> Client:
     """What `client_bytes` has written."""
+    where = choose_device(device)
     tensors, about = read_safetensors(path, "client")
     try:
         preprocessing = Preprocessing.from_json(json.dumps(about["preprocessing"]), str(path))
@@ -84,7 +88,8 @@ def read_client(path: Path) -> Client:
         net = NetConfig.from_section(about["module"] or {})
         module = _module(about, preprocessing, net)
         model = Model(Net(module), likelihood, about["pixels"])
-        weights = Weights(model, tensors["mean"], tensors.get("deviation"), about["seed"])
+        mean, deviation = tensors["mean"].to(where), tensors.get("deviation")
+        weights = Weights(model, mean, None if deviation is None else deviation.to(where), about["seed"])
         own, of_all = (Scores(*(tensors[f"{whose}.{name}"] for name in Scores._fields)) for whose in ("own", "of_all"))
         return Client(
             about["client"], about["which"], preprocessing, likelihood, weights.drawn, own, of_all,

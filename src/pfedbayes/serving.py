@@ -180,13 +180,14 @@ class Asked:
     def statements(self) -> list[str]:
         """What is guaranteed, from how many examples, and what is not."""
         sets, rule = self.promises
-        said = [f"conformal {'intervals' if rule is None and self._is_regression else 'sets'}: {sets.statement()}"]
+        kind = "intervals" if isinstance(self.client.likelihood, Regression) else "sets"
+        said = [f"conformal {kind}: {sets.statement()}"]
         if rule is not None:
             said.append(f"abstention: {rule.statement()}{self._hint()}")
         elif self.wish.abstain_at is not None:
             said.append(f"abstention: at {self.wish.abstain_at:g}, as asked for; nothing is guaranteed of it")
         if self.client.draws and self.wish.samples != DRAWS:
-            said.append(f"both were calibrated with {DRAWS} draws and not {self.wish.samples}, so they hold about only")
+            said.append(f"calibrated with {DRAWS} draws and asked with {self.wish.samples}, so it holds only roughly")
         return [*said, *self.client.notes, "all of it for new rows that come from where the calibration rows came from"]
 
     def as_json(self) -> dict[str, Any]:
@@ -196,10 +197,6 @@ class Asked:
         for each in filter(None, plain.values()):
             each["threshold"] = each["threshold"] if math.isfinite(each["threshold"]) else None
         return {**plain, "statements": self.statements()}
-
-    @property
-    def _is_regression(self) -> bool:
-        return isinstance(self.client.likelihood, Regression)
 
     def _hint(self) -> str:
         """Which error could be shown at best, where there are too few examples for the one that is wanted."""
