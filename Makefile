@@ -1,6 +1,8 @@
 # make run     set up and run the main job: pFedBayes on small MNIST, a few minutes on two cores
 # make test    set up and run lint, types and tests
 # make verify  the slow proofs
+# make docs    set up and build the documentation into site/
+# make examples  run the examples and write their pages: some minutes
 # make bench   set up and measure the speed beside others: at most 15 minutes on two cores
 # make clean   remove what the others made (run folders stay)
 
@@ -11,7 +13,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 # Idle OpenMP threads that spin make rounds take seconds on a busy machine.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: run test lint verify bench clean
+.PHONY: run test lint verify docs examples bench clean
 
 run: $(VENV)/installed
 	$(BIN)/pfedbayes run $(ARGS)
@@ -26,6 +28,12 @@ lint: $(VENV)/installed-dev
 
 verify: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m slow --durations=0 -rA $(ARGS)
+
+docs: $(VENV)/installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+examples: $(VENV)/installed-dev
+	$(BIN)/python scripts/write_examples.py $(ARGS)
 
 # The peers pin other versions than the tools do, so they live apart.
 bench: $(VENV)-bench/installed
@@ -44,8 +52,8 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(PIP) --editable '.[dev]'
+	$(PIP) --editable '.[dev,docs]'
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-bench build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(VENV)-bench build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

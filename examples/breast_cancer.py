@@ -1,11 +1,13 @@
-"""Breast cancer (569 tumours, scikit-learn): from a CSV file with a hospital column to a model for each hospital.
+"""Breast cancer (569 tumours, scikit-learn): from a CSV file with a hospital column to predictions that may abstain.
 
     python examples/breast_cancer.py [FOLDER] [options of pfedbayes run]
 
-The data have no hospitals, so four are made up: they differ in the size of the tumours that they see.
+The data have no hospitals, so five are made up: they differ in the size of the tumours that they see. Four train
+together, the fifth comes later. Two of them have new tumours, of which nobody has told the models the outcome.
 """
 
 import csv
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,38 +15,62 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_breast_cancer
 
-import pfedbayes
+HOSPITALS = ("village", "town", "harbour", "city", "university")
+NEWCOMER = "harbour"
+COMMANDS = (
+    "pfedbayes run --data tumours.csv --target outcome --client-column hospital --out run",
+    "pfedbayes predict run --client town --input town_new.csv -o town_predicted.csv",
+    "pfedbayes personalize run --data harbour.csv",
+    "pfedbayes predict run --client harbour --input harbour_new.csv --error 0.15 -o harbour_predicted.csv",
+)
 
-HOSPITALS = ("village", "town", "city", "university")
 
-
-def write_csv(path: Path) -> Path:
-    """One row per tumour: 30 measurements, the hospital and the outcome."""
+def write_tables(folder: Path) -> None:
+    """tumours.csv and harbour.csv: 30 measurements, the hospital and the outcome. town_new.csv, harbour_new.csv:
+    every sixth tumour of these two hospitals, without an outcome; town_truth.csv and harbour_truth.csv have it."""
     data = load_breast_cancer()
     radius = data.data[:, 0] + np.random.default_rng(0).normal(0, 2, len(data.data))
-    hospitals = np.digitize(radius, np.quantile(radius, [0.25, 0.5, 0.75]))
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow([*data.feature_names, "hospital", "outcome"])
-        for row, hospital, label in zip(data.data, hospitals, data.target, strict=True):
-            writer.writerow([*row, HOSPITALS[hospital], data.target_names[label]])
-    return path
+    at = np.array(HOSPITALS)[np.digitize(radius, np.quantile(radius, [0.2, 0.4, 0.6, 0.8]))]
+    new = {name: np.flatnonzero(at == name)[::6] for name in ("town", NEWCOMER)}
+    known = np.setdiff1d(np.arange(len(at)), np.concatenate(list(new.values())))
+    outcomes = data.target_names[data.target]
+    rows = np.column_stack([data.data.astype(str), at, outcomes])
+    measured, of_all = list(data.feature_names), [*data.feature_names, "hospital", "outcome"]
+    tables = {
+        "tumours": (of_all, rows[known[at[known] != NEWCOMER]]),
+        NEWCOMER: (of_all, rows[known[at[known] == NEWCOMER]]),
+        **{f"{name}_new": (measured, rows[chosen, :-2]) for name, chosen in new.items()},
+        **{f"{name}_truth": (["outcome"], rows[chosen, -1:]) for name, chosen in new.items()},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (columns, lines) in tables.items():
+        with (folder / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([columns, *lines])
+
+
+def compare(folder: Path, name: str) -> str:
+    """How the answers that were given agree with the outcomes."""
+    with (folder / f"{name}_predicted.csv").open() as predicted, (folder / f"{name}_truth.csv").open() as truth:
+        pairs = list(zip(csv.DictReader(predicted), csv.DictReader(truth), strict=True))
+    answers = [(row["label"], found["outcome"]) for row, found in pairs if row["abstain"] == "false"]
+    right = sum(label == outcome for label, outcome in answers)
+    covered = sum(found["outcome"] in row["conformal_set"].split("|") for row, found in pairs)
+    return (
+        f"{name}: {len(pairs)} new tumours, {len(answers)} of them answered, {right} of these right; "
+        f"{covered} of {len(pairs)} conformal sets hold the truth"
+    )
 
 
 def main(folder: Path, options: list[str]) -> None:
-    """Train by the command line, then ask the model of the town for its opinion on a few tumours."""
-    folder.mkdir(parents=True, exist_ok=True)
-    table, run = write_csv(folder / "tumours.csv"), folder / "run"
-    columns = ["--target", "outcome", "--client-column", "hospital"]
-    command = [sys.executable, "-m", "pfedbayes", "run", "--data", table, *columns, "--out", run, *options]
-    subprocess.run(command, check=True)
-
-    federation = pfedbayes.load(run)
-    x = pfedbayes.read_inputs(table, pfedbayes.read_preprocessing(run))[::120]
-    outputs = federation.predict("personal", federation.shards.names.index("town"), x, samples=100).softmax(-1)
-    for mean, spread in zip(outputs.mean(0), outputs.std(0), strict=True):
-        chances = zip(federation.shards.class_names or (), mean.tolist(), spread.tolist(), strict=True)
-        print(", ".join(f"{name} {chance:.3f} ± {deviation:.3f}" for name, chance, deviation in chances))
+    """Run the commands as one would type them, and compare the predictions with what was found out later."""
+    write_tables(folder)
+    for k, command in enumerate(COMMANDS):
+        words = [*shlex.split(command), *(options if k == 0 else [])]
+        print("$", shlex.join(words), flush=True)
+        subprocess.run([sys.executable, "-m", *words], cwd=folder, check=True)
+    print("$ # what was found out later")
+    for name in ("town", NEWCOMER):
+        print(compare(folder, name))
 
 
 if __name__ == "__main__":

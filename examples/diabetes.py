@@ -1,14 +1,18 @@
 """Progression of diabetes (442 patients, scikit-learn): regression from tables in memory, a model per age group.
 
-python examples/diabetes.py [ROUNDS]
+python examples/diabetes.py [FOLDER] [ROUNDS]
 """
 
+import csv
 import sys
+from pathlib import Path
 
 import numpy as np
+import torch
 from sklearn.datasets import load_diabetes
 
 import pfedbayes
+from pfedbayes.metrics import moments
 
 AGES = {"under 38": (0, 38), "38 to 49": (38, 50), "50 to 59": (50, 60), "60 and more": (60, 200)}
 
@@ -22,35 +26,53 @@ def tables() -> dict[str, dict[str, np.ndarray]]:
     return {name: {key: values[rows] for key, values in columns.items()} for name, rows in groups.items()}
 
 
-def main(rounds: int) -> None:
-    """Train, score on held-out patients, and predict one of them with an interval."""
+def train(rounds: int) -> pfedbayes.Federation:
+    """A federation of the age groups, with a small network that predicts a mean and how far off it may be."""
     shards = pfedbayes.shards_from_tables(tables(), target="progression")
-    target = shards.preprocessing.target
     model = pfedbayes.Model(
         pfedbayes.Net(pfedbayes.WithNoise(pfedbayes.mlp([shards.x.shape[1], 16, 1]))),
-        pfedbayes.Regression(unit=target.deviation),
+        pfedbayes.Regression(unit=shards.preprocessing.target.deviation),
     )
-    federation = pfedbayes.Federation(
-        shards, model, pfedbayes.PFedBayes(zeta=1.0), pfedbayes.Training(rounds=rounds, batch_size=32)
-    )
+    training = pfedbayes.Training(rounds=rounds, batch_size=32)
+    federation = pfedbayes.Federation(shards, model, pfedbayes.PFedBayes(zeta=1.0), training)
     for _ in federation.rounds():
         pass
-    rmse = federation.evaluate()["personal"]["mc10"]["rmse"][0]
-    for name, error in zip(shards.names, rmse, strict=True):
-        print(f"{name}: off by {error:.0f} (the target has standard deviation {target.deviation:.0f})")
+    return federation
 
-    patient = shards.test[0][:1]
-    means, noise = model.likelihood.mean_and_noise(federation.predict("personal", 0, shards.x[patient], samples=200))
-    mean, deviation = float(means.mean()), float((means.var() + noise.square().mean()).sqrt())
-    truth = float(shards.y[patient])
-    low, guess, high, truth = (
-        target.mean + target.deviation * value
-        for value in (mean - 1.645 * deviation, mean, mean + 1.645 * deviation, truth)
-    )
-    print(
-        f"a patient of {shards.names[0]}: {guess:.0f}, with 90 % between {low:.0f} and {high:.0f}; it was {truth:.0f}"
-    )
+
+def predict(federation: pfedbayes.Federation, client: int) -> np.ndarray:
+    """For each patient held out: the prediction, the ends of its 90 % interval, and the truth, in the target's unit."""
+    shards, target = federation.shards, federation.shards.preprocessing.target
+    patients = shards.test[client]
+    outputs = federation.predict("personal", client, shards.x[patients], samples=200)
+    mean, deviation, _ = moments(federation.model.likelihood, outputs)
+    half = 1.645 * deviation
+    rows = torch.cat([mean, mean - half, mean + half, shards.y[patients].reshape(-1, 1)], 1)
+    return (target.mean + target.deviation * rows).numpy()
+
+
+def main(folder: Path, rounds: int) -> None:
+    """Train, score on patients that were held out, and write what is predicted for them."""
+    federation = train(rounds)
+    shards, spread = federation.shards, federation.shards.preprocessing.target.deviation
+    scores = federation.evaluate()
+    personal, shared = (scores[model]["mc10"]["rmse"][0] for model in ("personal", "shared"))
+    print(f"the target has standard deviation {spread:.0f}")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "predictions.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["age", "predicted", "low", "high", "measured"])
+        for client, name in enumerate(shards.names):
+            predictions = predict(federation, client)
+            table.writerows([name, *(f"{value:.0f}" for value in row)] for row in predictions)
+            _, low, high, truth = predictions.T
+            inside = ((low <= truth) & (truth <= high)).mean()
+            print(
+                f"{name}: off by {personal[client]:.0f} with its own model, by {shared[client]:.0f} with the shared "
+                f"one; {inside:.0%} of {len(truth)} patients within their 90 % interval"
+            )
+    print(f"predictions: {file.name}")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 30)
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "diabetes"), int(sys.argv[2]) if len(sys.argv) > 2 else 30)

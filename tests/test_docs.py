@@ -26,7 +26,7 @@ def run_block(text):
 
 
 def test_the_readme_trains_on_ones_own_data_and_says_how_sure_it_is(capsys):
-    (block,) = python_blocks("README.md")
+    block, _ = python_blocks("README.md")
     names = run_block(block)
     assert names["federation"].round == 50
     assert names["outputs"].shape == (100, 1, 3)
@@ -40,7 +40,7 @@ def test_the_page_on_own_data_shows_the_preset_and_tables_that_work(capsys):
     assert tomllib.loads(presets[0]) == OWN_DATA
     data = from_sections(tomllib.loads(presets[1])).data
     assert (data.client_column, data.categories) == ("hospital", ("ward",))
-    _, block = python_blocks(page)
+    *_, block = python_blocks(page)
     run_block(block)
     assert "2 columns (1 of numbers, 1 of categories) as 4 inputs" in capsys.readouterr().out
 
@@ -53,9 +53,15 @@ def test_the_prediction_of_the_page_on_own_data_works(tmp_path, monkeypatch, cap
     settings = ["path=clinics.csv", "target=outcome", "client_column=hospital"]
     experiment = load(None, [*(f"data.{text}" for text in settings), "training.rounds=2"])
     list(execute(experiment, tmp_path / "runs" / "clinics-pfedbayes", [1]))
-    names = run_block(python_blocks("docs/own_data.md")[0])
+    by_tensors, by_client, _ = python_blocks("docs/own_data.md")
+    names = run_block(by_tensors)
     assert names["chances"].shape == (100, 2, 3)
     assert "('0', '1', '2')" in capsys.readouterr().out
+    (tmp_path / "east.csv").write_text("a,b,outcome\n" + "".join(f"{k % 7},x,{k % 3}\n" for k in range(40)))
+    for block in (by_client, "import pfedbayes\n" + python_blocks("README.md")[1]):
+        probabilities = torch.from_numpy(run_block(block)["predicted"]["p_2"])
+        assert torch.allclose(probabilities, names["chances"].mean(0)[:, 2], atol=1e-5)
+        assert "12 are held out" in capsys.readouterr().out
 
 
 def test_the_method_of_the_contributing_page_is_a_method():

@@ -19,10 +19,13 @@ LAYERS: list[list[set[str]]] = [
         {"errors", "gaussian", "memory", "optim", "polyagamma", "streams", "trees", "likelihoods", "metrics"}
         | {"bounds", "conformal", "abstention", "theory"}
     ],
-    [{"nets", "reparametrisation"}],
+    [{"layers", "nets", "reparametrisation"}],
     [{"methods"}, {"data"}],
     [{"clients", "engine", "personalisation", "plan", "population", "prediction"}],
-    [{"certificate", "config", "experiment", "execution", "modules", "runs", "stopping", "theorem", "uncertainty"}],
+    [
+        {"certificate", "config", "experiment", "execution", "modules", "runs", "stopping", "theorem", "uncertainty"}
+        | {"answering", "calibration", "export", "newcomers", "opening", "portable", "serving", "sheets"}
+    ],
     [{"flower"}, {"report", "sweep", "figure3"}],
     [{"cli"}],
 ]

@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from pfedbayes.methods import METHODS, Method
     from pfedbayes.methods.pfedbayes import PFedBayes
     from pfedbayes.nets import Model, Net, WithNoise, mlp, vgg
+    from pfedbayes.newcomers import join
+    from pfedbayes.opening import open_client
     from pfedbayes.plan import Plan
 
 __version__ = "0.1.0"
 __all__ = [
     "METHODS", "Classification", "DataConfig", "Diverged", "Federation", "Method", "Model", "Net", "PFedBayes",
-    "Plan", "Preprocessing", "Regression", "Shards", "Training", "UserError", "WithNoise", "load", "load_shards", "mlp",
-    "read_inputs", "read_preprocessing", "save", "shards_from_tables", "vgg",
+    "Plan", "Preprocessing", "Regression", "Shards", "Training", "UserError", "WithNoise", "join", "load",
+    "load_shards", "mlp", "open_client", "read_inputs", "read_preprocessing", "save", "shards_from_tables", "vgg",
 ]  # fmt: skip
 
 _HOME = {
@@ -35,6 +37,8 @@ _HOME = {
     "likelihoods": ("Classification", "Regression"),
     "methods": ("METHODS", "Method", "PFedBayes"),
     "nets": ("Model", "Net", "WithNoise", "mlp", "vgg"),
+    "newcomers": ("join",),
+    "opening": ("open_client",),
     "plan": ("Plan",),
 }
 

@@ -28,6 +28,7 @@ from pfedbayes.data import Shards
 from pfedbayes.engine import Federation
 from pfedbayes.errors import UserError
 from pfedbayes.gaussian import MeanField, kl
+from pfedbayes.methods import PFedBayes
 from pfedbayes.metrics import log_average
 from pfedbayes.personalisation import personalise
 from pfedbayes.prediction import Which
@@ -95,8 +96,7 @@ def certify(
     For each zeta a posterior is trained in so many steps, and the one with the least bound is taken, among them the
     prior itself. That is allowed: the bound holds for all posteriors at once. Only the draws are shared out.
     """
-    if federation.model.likelihood.task != "classification":
-        raise UserError("a certificate bounds an error rate: it needs labels, and these targets are numbers")
+    _require_labels(federation)
     if not 0 < delta < 1:
         raise UserError(f"delta is {delta}: give a probability between 0 and 1, e.g. 0.05")
     shards = _kept_back(federation) if newcomers is None else _unknown(federation, newcomers)
@@ -105,10 +105,28 @@ def certify(
     for zeta in zetas:
         candidates[zeta] = personalise(federation, shards, prior, steps, zeta)
     return [
-        _certificate(candidates, prior, client, s, delta, draws)
+        _certificate(candidates, tuple(candidates), prior, client, s, delta, draws)
         for s in range(len(federation.seeds))
         for client in range(len(shards.names))
     ]
+
+
+def certify_joined(federation: Federation, joined: Federation, delta: float = 0.05) -> Certificate:
+    """The certificate of the one client of `joined`, which has made its model of a part of its examples from the shared
+    one of a federation: of this very model, by all of its examples, since the prior has seen none and the bound
+    allows a posterior to be chosen by any of them."""
+    _require_labels(federation)
+    shards = joined.shards
+    (rows,) = (torch.cat(parts) for parts in zip(shards.train, shards.validation, shards.test, strict=True))
+    whole = dataclasses.replace(shards, train=(rows,), validation=(rows[:0],), test=(rows[:0],))
+    zeta = joined.method.zeta if isinstance(joined.method, PFedBayes) else None
+    candidates = {None: personalise(federation, _unknown(federation, whole), "shared", steps=0), zeta: joined}
+    return _certificate(candidates, (zeta,), "shared", 0, 0, delta, None)
+
+
+def _require_labels(federation: Federation) -> None:
+    if federation.model.likelihood.task != "classification":
+        raise UserError("a certificate bounds an error rate: it needs labels, and these targets are numbers")
 
 
 def _kept_back(federation: Federation) -> Shards:
@@ -147,9 +165,15 @@ def _fingerprints(shards: Shards, rows: Tensor) -> Iterator[bytes]:
 
 
 def _certificate(
-    candidates: dict[float | None, Federation], prior: Which, client: int, s: int, delta: float, draws: int | None
+    candidates: dict[float | None, Federation],
+    eligible: Sequence[float | None],
+    prior: Which,
+    client: int,
+    s: int,
+    delta: float,
+    draws: int | None,
 ) -> Certificate:
-    """The least bound among the candidates, posteriors by their zeta; the one of None is the prior itself."""
+    """The least bound among the eligible candidates, posteriors by their zeta; the one of None is the prior itself."""
     as_prior = candidates[None]
     rows, test_rows = as_prior.shards.train[client], as_prior.shards.test[client]
     size, apart = len(rows), _drawn_apart(as_prior)
@@ -158,8 +182,8 @@ def _certificate(
     measured = {zeta: _measure(candidate, client, s, rows, draws) for zeta, candidate in candidates.items()}
     divergence = {zeta: _divergence(candidate, as_prior, client, s) for zeta, candidate in candidates.items()}
     bounds = {}
-    for zeta in candidates:
-        gibbs = sampled_mean_upper(measured[zeta].gibbs, trials, SHARE_OF_DRAWS * delta / len(candidates))
+    for zeta in eligible:
+        gibbs = sampled_mean_upper(measured[zeta].gibbs, trials, SHARE_OF_DRAWS * delta / len(eligible))
         bounds[zeta] = pac_bayes_kl(gibbs, divergence[zeta], size, (1 - SHARE_OF_DRAWS) * delta)
     zeta = min(bounds, key=lambda zeta: bounds[zeta])
     errors = round(measured[None].mc * size)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfedbayes import runs
+from pfedbayes import calibration, runs
 from pfedbayes.config import to_toml
 from pfedbayes.data import Preprocessing, Shards, load_shards
 from pfedbayes.engine import Federation
@@ -105,7 +105,8 @@ def _execute(
         if shards.preprocessing:
             writer.write(runs.PREPROCESSING, shards.preprocessing.to_json())
         writer.truncate_log(checkpoint.log_bytes if checkpoint else 0)
-        (writer.folder / runs.SUMMARY).unlink(missing_ok=True)
+        for name in (runs.SUMMARY, runs.CALIBRATION):
+            (writer.folder / name).unlink(missing_ok=True)
         yield from _train(writer, experiment, federation, plan or federation.plan, checkpoint)
     finally:
         federation.population.close()
@@ -159,6 +160,7 @@ def _train(
         "estimator": kept.headline(experiment.evaluation.samples),
         **look_closely(kept, experiment.evaluation),
     }
+    writer.write(runs.CALIBRATION, calibration.keep(kept, experiment))
     kept.population.close()
     writer.write(runs.SUMMARY, json.dumps(json_safe(summary), indent=1) + "\n")
 

@@ -45,6 +45,14 @@ class Net:
         self.head_size = _last_layer_size(module)
         self.convolutional = any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
 
+    def module(self, theta: Tensor) -> nn.Module:
+        """The module with parameters theta (T,), apart from this one."""
+        module = copy.deepcopy(self._module).to(theta.dtype)
+        parts = torch.split_with_sizes(theta.cpu(), self._sizes)
+        for parameter, part in zip(module.parameters(), parts, strict=True):
+            parameter.copy_(part.view(parameter.shape))
+        return module
+
     def __call__(self, theta: Tensor, x: Tensor) -> Tensor:
         """Outputs (n, ...) of the network with parameters theta (T,) at inputs x (n, ...)."""
         parts = torch.split_with_sizes(theta, self._sizes)  # slices would cost a zero vector each in the backward pass

@@ -4,6 +4,7 @@
     run.json           format, versions, commit, hardware, execution plan, clients
     rounds.jsonl       one line per evaluated round, append-only
     state.safetensors  the last checkpoint, with its round and the length of the log at that moment
+    calibration.safetensors  what its models take and how they did on validation data, once the run is finished
     preprocessing.json how inputs and targets were made from one's own data
     clients.bin        the states that a checkpoint refers to, where clients rest in a file
     summary.json       the result, once the run is finished
@@ -28,7 +29,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -43,7 +44,7 @@ CONFIG, INFO, LOG, STATE, CLIENTS, SUMMARY, REPORT, JOURNAL = (
     "config.toml", "run.json", "rounds.jsonl", "state.safetensors", "clients.bin", "summary.json", "report.html",
     "federation.jsonl",
 )  # fmt: skip
-PREPROCESSING = "preprocessing.json"
+PREPROCESSING, CALIBRATION = "preprocessing.json", "calibration.safetensors"
 BEST = "best."  # begins the names of the tensors of the best round, where one is kept
 
 
@@ -176,12 +177,19 @@ class Writer:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write a file aside, force it to disk and rename it: it is there whole or not at all."""
+    """Write a file of which the whole content is known, see `replacing`."""
+    with replacing(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that is written aside, forced to disk and renamed: it is there whole or not at all."""
     aside = path.with_name(f".{path.name}.part")
     with writing(path.parent):
         try:
             with aside.open("wb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             aside.replace(path)

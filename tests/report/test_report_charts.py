@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import xml.etree.ElementTree as ET
 from itertools import pairwise
 
@@ -91,6 +92,15 @@ def test_whiskers_end_where_a_fixed_axis_ends() -> None:
     (whisker,) = root.findall(".//path[@class='whisker']")
     end = float(whisker.attrib["d"].partition("H")[2])
     assert end == pytest.approx(charts.WIDTH - 48)
+
+
+def test_whiskers_are_drawn_whole_where_the_quantity_has_no_limit() -> None:
+    groups = [charts.Group("a", [10.0], [5.0])]
+    root = parse(charts.bar_chart("t", {"s": 0}, groups, value_label="y", description="d"))
+    (bar,) = root.findall(".//rect[@class='c0 bar0'][@rx='1'][title]")
+    (whisker,) = root.findall(".//path[@class='whisker']")
+    low, high = (float(number) for number in re.findall(r"[MH]([\d.]+)", whisker.attrib["d"]))
+    assert high - low == pytest.approx(float(bar.attrib["width"]), abs=0.2)  # 5 to 15, and the bar is from 0 to 10
 
 
 def test_dots_stand_in_the_order_of_the_first_series() -> None:

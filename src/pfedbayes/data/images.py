@@ -28,20 +28,34 @@ def read_tree(root: Path, size: tuple[int, int] | None) -> dict[str, Table]:
     everything = [path for classes in clients.values() for paths in classes.values() for path in paths]
     shape = _common_shape(everything, size)
     Budget().spend(len(everything) * int(np.prod(shape)), str(root))
-    tables = {}
-    for client, classes in clients.items():
-        paths = [path for own in classes.values() for path in own]
-        codes = np.repeat(np.arange(len(classes), dtype=np.int32), [len(own) for own in classes.values()])
-        tables[client] = _table(str(root / client), paths, shape, {CLASS: Texts(codes, tuple(classes))})
-    return tables
+    return {client: _of_classes(root / client, classes, shape) for client, classes in clients.items()}
 
 
-def read_images(path: Path, shape: tuple[int, ...]) -> Table:
-    """An image, or all images of a folder in the order of their names, brought to a shape."""
+def image_files(path: Path) -> list[Path]:
+    """An image, or all images of a folder in the order of their names."""
     paths = _images(path) if path.is_dir() else [path]
     if not paths:
         raise UserError(f"{path} has no images: give an image or a folder of {', '.join(SUFFIXES)}")
-    return _table(str(path), paths, shape, {})
+    return paths
+
+
+def read_images(paths: Sequence[Path], where: str, shape: tuple[int, ...]) -> Table:
+    """Images brought to a shape."""
+    return _table(where, paths, shape, {})
+
+
+def read_classes(folder: Path, shape: tuple[int, ...]) -> Table:
+    """One client's images, class/image.png, brought to a shape."""
+    classes = _classes(folder)
+    if not any(classes.values()):
+        raise UserError(f"{folder} has no images: put them into {folder}/CLASS/")
+    return _of_classes(folder, classes, shape)
+
+
+def _of_classes(folder: Path, classes: dict[str, list[Path]], shape: tuple[int, ...]) -> Table:
+    paths = [path for own in classes.values() for path in own]
+    codes = np.repeat(np.arange(len(classes), dtype=np.int32), [len(own) for own in classes.values()])
+    return _table(str(folder), paths, shape, {CLASS: Texts(codes, tuple(classes))})
 
 
 def _table(where: str, paths: Sequence[Path], shape: tuple[int, ...], columns: dict[str, Any]) -> Table:

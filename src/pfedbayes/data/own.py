@@ -108,7 +108,7 @@ def read_inputs(path: str | Path, preprocessing: Preprocessing) -> Tensor:
     if not path.exists():
         raise UserError(f"{path} does not exist: correct the path")
     if preprocessing.image and path.suffix.lower() != ".npz":
-        return preprocessing.encode(images.read_images(path, preprocessing.shape))
+        return preprocessing.encode(images.read_images(images.image_files(path), str(path), preprocessing.shape))
     if path.is_dir() or path.suffix.lower() not in SUFFIXES:
         raise UserError(f"{path} is no table: give a file that ends in {', '.join(SUFFIXES)}")
     table = read_table(path, preprocessing.schema)

@@ -339,6 +339,11 @@ class Preprocessing:
         kinds: dict[str, Kind] = {column.name: column.kind for column in self.inputs}
         return Schema(ignore=(*self.others, self.target.name), kinds=kinds)
 
+    def reading(self, *others: str) -> Schema:
+        """How to read no more of a table than the inputs and these other columns; unseen categories may be many."""
+        names = tuple(column.name for column in self.inputs)
+        return Schema(roles=(*names, *others), kinds=self.schema.kinds, only=(*names, *others))
+
     def encode(self, table: Table) -> Tensor:
         """The inputs (n, *shape) of a table that has just the columns that are wanted."""
         if table.x is not None or not self.inputs:
@@ -390,6 +395,16 @@ class Preprocessing:
     def to_json(self) -> str:
         """As text, for a run folder."""
         return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1, ensure_ascii=False) + "\n"
+
+    @staticmethod
+    def of_arrays(x: Tensor, num_classes: int | None) -> Preprocessing:
+        """That of examples which are taken as they are: x (n, ...), and labels 0, 1, ... or numbers."""
+        target = Target("y", "regression")
+        if num_classes is not None:
+            target = Target("y", "classification", tuple(map(str, range(num_classes))))
+        shape = tuple(x.shape[1:])
+        inputs = tuple(Input(f"x{k}", "number") for k in range(shape[0])) if len(shape) == 1 else ()
+        return Preprocessing(inputs, shape, target, image=x.dtype == torch.uint8)
 
     @staticmethod
     def from_json(text: str, where: str) -> Preprocessing:

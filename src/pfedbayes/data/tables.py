@@ -6,6 +6,7 @@ either; a mixture is refused, unless the column is declared to be categories.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib
 import re
@@ -104,12 +105,18 @@ def by_value(texts: Iterable[str]) -> list[str]:
 class Schema:
     """What is known of columns before they are read.
 
-    roles: the target and others that are no inputs; ignore: columns that are not read; kinds: what columns hold.
+    roles: the target and others that are no inputs; ignore: columns that are not read; kinds: what columns hold; only:
+    all that is read, if it is known.
     """
 
     roles: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     kinds: Mapping[str, Kind] = field(default_factory=dict)
+    only: tuple[str, ...] | None = None
+
+    def wanted(self, names: Iterable[str]) -> list[str]:
+        """Which of these columns are read."""
+        return [name for name in names if name not in self.ignore and (self.only is None or name in self.only)]
 
 
 class Budget:
@@ -131,12 +138,19 @@ class Budget:
 def read_table(path: Path, schema: Schema, budget: Budget | None = None) -> Table:
     """A CSV, Parquet or NPZ file."""
     budget = budget or Budget()
-    try:
+    with reading(path):
         if path.suffix.lower() == ".parquet":
             return _read_parquet(path, schema, budget)
         if path.suffix.lower() == ".npz":
             return _read_npz(path, schema, budget)
         return _read_csv(path, schema, budget)
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what hinders reading into one clear line."""
+    try:
+        yield
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}): make it readable") from None
     except MemoryError:
@@ -145,7 +159,7 @@ def read_table(path: Path, schema: Schema, budget: Budget | None = None) -> Tabl
 
 def table_of(columns: Mapping[str, Any], where: str, schema: Schema, budget: Budget | None = None) -> Table:
     """The columns of a pandas frame, or of any mapping from names to arrays."""
-    names = [name for name in columns if name not in schema.ignore]
+    names = schema.wanted(columns)
     if any(not isinstance(name, str) for name in names):
         raise UserError(f"{where}: the names of columns must be texts, not {names!r}")
     growing = _Growing(where, names, schema, budget or Budget(), unit="row")
@@ -336,9 +350,22 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _read_csv(path: Path, schema: Schema, budget: Budget) -> Table:
-    """UTF-8, with a header; the delimiter is the one of , ; tab | that the header has most of. Where it is a semicolon,
-    numbers may have a decimal comma."""
+class Cells(NamedTuple):
+    """Some rows of a CSV file as they stand there, by column, and their lines. With a decimal comma, numbers may have
+    one."""
+
+    columns: dict[str, tuple[str, ...]]
+    lines: Rows
+    decimal_comma: bool
+
+    def numeric(self, name: str) -> Iterable[str]:
+        """The cells of a column with decimal points."""
+        return map(_with_point, self.columns[name]) if self.decimal_comma else self.columns[name]
+
+
+def read_cells(path: Path) -> Iterator[Cells]:
+    """A CSV file chunk by chunk, one without cells if it has no rows: UTF-8, with a header; the delimiter is the one of
+    , ; tab | that the header has most of. Where it is a semicolon, numbers may have a decimal comma."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             header = file.readline()
@@ -346,17 +373,30 @@ def _read_csv(path: Path, schema: Schema, budget: Budget) -> Table:
             file.seek(0)
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             names = _header(path, next(reader, []))
-            wanted = [k for k, name in enumerate(names) if name not in schema.ignore]
-            growing = _Growing(str(path), [names[k] for k in wanted], schema, budget)
+            yield Cells(dict.fromkeys(names, ()), np.empty(0, np.int64), delimiter == ";")
             for rows, lines in _chunks(path, reader, len(names)):
-                columns = list(zip(*rows, strict=True))
-                cells = (columns[k] for k in wanted)
-                growing.add_cells((map(_with_point, own) for own in cells) if delimiter == ";" else cells, lines)
-            return growing.table()
+                yield Cells(dict(zip(names, zip(*rows, strict=True), strict=True)), lines, delimiter == ";")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 ({error.reason}, byte {error.start}): save it as UTF-8") from None
     except csv.Error as error:
         raise UserError(f"{path}, line {reader.line_num}: not valid CSV ({error}): mend the file") from None
+
+
+def _read_csv(path: Path, schema: Schema, budget: Budget) -> Table:
+    chunks = read_cells(path)
+    wanted = schema.wanted(next(chunks).columns)
+    growing = _Growing(str(path), wanted, schema, budget)
+    for cells in chunks:
+        growing.add_cells((cells.numeric(name) for name in wanted), cells.lines)
+    return growing.table()
+
+
+def table_of_cells(cells: Cells, where: str, schema: Schema) -> Table:
+    """One chunk of a CSV file as a table."""
+    wanted = schema.wanted(cells.columns)
+    growing = _Growing(where, wanted, schema, Budget())
+    growing.add_cells((cells.numeric(name) for name in wanted), cells.lines)
+    return growing.table()
 
 
 def _with_point(cell: str) -> str:
@@ -396,25 +436,32 @@ def _chunks(path: Path, reader: Any, width: int) -> Iterator[tuple[list[list[str
         yield rows, np.array(lines)
 
 
-def _read_parquet(path: Path, schema: Schema, budget: Budget) -> Table:
+def read_batches(path: Path, schema: Schema | None = None) -> Iterator[dict[str, Any]]:
+    """A Parquet file chunk by chunk, the wanted columns as Arrow arrays; the first chunk has no rows."""
     pyarrow, parquet = (optional(name, "tables", f"reading {path}") for name in ("pyarrow", "pyarrow.parquet"))
     try:
         with parquet.ParquetFile(path) as file:
-            names = _header(path, file.schema_arrow.names)
-            wanted = [name for name in names if name not in schema.ignore]
-            growing = _Growing(str(path), wanted, schema, budget, unit="row")
-            for batch in file.iter_batches(batch_size=CHUNK, columns=wanted):
-                arrays = [batch.column(name) for name in wanted]
+            names = (schema or Schema()).wanted(_header(path, file.schema_arrow.names))
+            yield dict.fromkeys(names, pyarrow.array([]))
+            for batch in file.iter_batches(batch_size=CHUNK, columns=names):
+                arrays = [batch.column(name) for name in names]
                 plain = [a.dictionary_decode() if pyarrow.types.is_dictionary(a.type) else a for a in arrays]
-                growing.add_arrays([array.to_numpy(zero_copy_only=False) for array in plain])
-            return growing.table()
+                yield dict(zip(names, plain, strict=True))
     except (pyarrow.ArrowException, EOFError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{path} cannot be read as Parquet ({reason}): write it again") from None
 
 
-def _read_npz(path: Path, schema: Schema, budget: Budget) -> Table:
-    """Arrays x (n, d) or (n, ...), y (n,) and, if all clients are in one file, client (n,)."""
+def _read_parquet(path: Path, schema: Schema, budget: Budget) -> Table:
+    batches = read_batches(path, schema)
+    growing = _Growing(str(path), list(next(batches)), schema, budget, unit="row")
+    for batch in batches:
+        growing.add_arrays([array.to_numpy(zero_copy_only=False) for array in batch.values()])
+    return growing.table()
+
+
+def read_arrays(path: Path, budget: Budget) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
+    """The array x (n, ...) of an NPZ file and its other arrays, all of n rows."""
     try:
         with zipfile.ZipFile(path) as archive:  # it is read as a whole, so its size is counted first
             budget.spend(sum(member.file_size for member in archive.infolist()), str(path))
@@ -425,15 +472,25 @@ def _read_npz(path: Path, schema: Schema, budget: Budget) -> Table:
     x = arrays.pop("x", None)
     if x is None or not x.ndim or x.dtype.kind not in "biuf":
         raise UserError(f"{path} has no array x of numbers: give it x and y, and client if it holds all clients")
-    if x.ndim == 1:
-        x = x[:, None]
     for name, array in arrays.items():
         if len(array) != len(x):
             raise UserError(f"{path}: x has {len(x)} rows and {name} has {len(array)}: give one for each example")
+    return x[:, None] if x.ndim == 1 else x, arrays
+
+
+def table_of_arrays(
+    x: NDArray[Any], others: Mapping[str, NDArray[Any]], where: str, schema: Schema, budget: Budget | None = None
+) -> Table:
+    """x (n, d) as columns x0, x1, ..., or x (n, ...) as it is, beside other columns."""
     if x.ndim == 2:
-        arrays = {f"x{k}": x[:, k] for k in range(x.shape[1])} | arrays
-        return table_of(arrays, str(path), schema, budget)
+        return table_of({f"x{k}": x[:, k] for k in range(x.shape[1])} | dict(others), where, schema, budget)
     if not np.isfinite(x).all():
-        raise UserError(f"{path}: x holds NaN or infinity: remove or replace those examples")
+        raise UserError(f"{where}: x holds NaN or infinity: remove or replace those examples")
     x = x if x.dtype == np.uint8 else x.astype(np.float32)
-    return replace(table_of(arrays, str(path), schema, budget), x=x, lines=np.arange(len(x)))
+    return replace(table_of(others, where, schema, budget), x=x, lines=np.arange(len(x)))
+
+
+def _read_npz(path: Path, schema: Schema, budget: Budget) -> Table:
+    """Arrays x (n, d) or (n, ...), y (n,) and, if all clients are in one file, client (n,)."""
+    x, others = read_arrays(path, budget)
+    return table_of_arrays(x, others, str(path), schema, budget)

@@ -118,7 +118,8 @@ def bar_chart(
 ) -> str:
     """Horizontal bars from zero, one bar per series (a label and its style) and group.
 
-    `end` fixes the end of the axis: a hard limit of the quantity, which whiskers do not cross either.
+    `end` fixes the end of the axis: a hard limit of the quantity, which whiskers do not cross either. Without one the
+    axis holds all whiskers.
     The compact form is for small multiples: no legend, no printed values.
     """
     legend, top = ([], 6) if compact else _legend([_swatch(*item) for item in series.items()])
@@ -127,8 +128,12 @@ def bar_chart(
     pitch = max(bar * len(series) + (5 if compact else 9), 30 if any(group.note for group in groups) else 0)
     longest = max(max(len(group.label), 0.85 * len(group.note)) for group in groups)
     left, right = min(14 + _CHARACTER * longest, 170), width - (14 if compact else 48)
-    values = [value for group in groups for value in group.values if math.isfinite(value)]
-    ticks = nice_ticks(min([0, *values]), max([0, *values]) if end is None else end, at_most=5)
+    bars = [bar for group in groups for bar in _bars(series, group) if math.isfinite(bar[2])]
+    if end is None:
+        lows, highs = ([value + sign * spread for _, _, value, spread in bars] for sign in (-1, 1))
+        ticks = nice_ticks(min([0, *lows]), max([0, *highs]), at_most=5)
+    else:
+        ticks = nice_ticks(min([0, *(value for _, _, value, _ in bars)]), end, at_most=5)
     across, bottom = _scale(ticks[0], ticks[-1], left, right), top + pitch * len(groups)
     parts = [
         *legend,

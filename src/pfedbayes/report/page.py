@@ -79,6 +79,17 @@ def environment() -> Environment:
     )
 
 
+def figures(run: Run) -> dict[str, Figure]:
+    """The drawings of a run's page, by names that can be those of files."""
+    names = tables.metric_names(run)
+    drawn: dict[str, Figure | None] = {f"{name}_by_round": _curves(run, name) for name in _curve_metrics(names)}
+    drawn["clients"] = _clients_figure(run, names[0]) if names else None
+    drawn |= {f"reliability_{model}": figure for model, figure in _reliability(run)}
+    drawn["risk_coverage"] = doubts.risk_coverage(run)
+    drawn |= {f"doubt_{k}": figure for k, figure in enumerate(doubts.growth(run), start=1)}
+    return {name: figure for name, figure in drawn.items() if figure}
+
+
 def _labels(runs: Sequence[Run]) -> list[str]:
     """Method and folder name, or the whole path where names repeat."""
     names = [run.folder.resolve().name for run in runs]
@@ -106,7 +117,7 @@ def _run_context(run: Run, label: str) -> dict[str, Any]:
         "curves": [_curves(run, name) for name in _curve_metrics(names)],
         "clients_figure": _clients_figure(run, names[0]) if names else None,
         "clients": _client_table(run, names[0]) if names else None,
-        "reliability": list(_reliability(run)),
+        "reliability": [figure for _, figure in _reliability(run)],
         "risk_coverage": doubts.risk_coverage(run),
         "doubts": doubts.growth(run),
         "unsure": doubts.who_and_why(run),
@@ -420,7 +431,8 @@ def _client_table(run: Run, name: str) -> Table:
     return Table(caption, heads, [("", rows)])
 
 
-def _reliability(run: Run) -> Iterator[Figure]:
+def _reliability(run: Run) -> Iterator[tuple[str, Figure]]:
+    """The diagrams of both models, by their names."""
     for model, bins in ((run.summary or {}).get("reliability") or {}).items():
         if bins and sum(bins["count"]):
             ece = tables.pooled_ece(bins)
@@ -430,7 +442,7 @@ def _reliability(run: Run) -> Iterator[Figure]:
                 style=tables.STYLE[model],
                 description=f"Expected calibration error {ece:.3f} over {sum(bins['count']):,.0f} predictions.",
             )
-            yield Figure(f"{_TITLE[model]}: ECE {ece:.3f} over all predictions", svg)
+            yield model, Figure(f"{_TITLE[model]}: ECE {ece:.3f} over all predictions", svg)
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:

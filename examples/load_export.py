@@ -1,0 +1,90 @@
+"""Use a client that `pfedbayes export` has written, with torch alone: pfedbayes need not be installed.
+
+python load_export.py town.safetensors new.csv
+"""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+MISSING = {"", "?", "na", "n/a", "#n/a", "nan", "nat", "null", "<na>"}
+
+
+def load(path: str) -> tuple[dict, dict[str, Tensor]]:
+    """The description of a client, and the means and standard deviations (T,) of its weights."""
+    content = Path(path).read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    about = json.loads(header["__metadata__"]["client"])
+    weights = {}
+    for name in {"mean", "deviation"} & header.keys():
+        dtype = {"F32": torch.float32, "F64": torch.float64}[header[name]["dtype"]]
+        begin, end = header[name]["data_offsets"]
+        weights[name] = torch.frombuffer(bytearray(content[start + begin : start + end]), dtype=dtype)
+    return about, weights
+
+
+def encode(about: dict, rows: list[dict[str, str]]) -> Tensor:
+    """Inputs (n, d) of the rows of a table: numbers standardised, categories as indicators."""
+    inputs = []
+    for column in about["preprocessing"]["inputs"]:
+        cells = [row[column["name"]].strip() for row in rows]
+        there = torch.tensor([cell.lower() not in MISSING for cell in cells])
+        if column["kind"] == "category":
+            places = [*column["categories"], None]
+            found = [places.index(cell) if cell in places else len(places) - 1 for cell in cells]
+            inputs.append(torch.eye(len(places))[found])
+            continue
+        numbers = torch.tensor([float(cell) if ok else 0.0 for cell, ok in zip(cells, there, strict=True)]).double()
+        standard = torch.where(there, (numbers - column["mean"]) / column["deviation"], 0.0)
+        inputs.append(torch.stack([standard, ~there][: 1 + column["indicator"]], dim=1).float())
+    return torch.cat(inputs, dim=1)
+
+
+def outputs(about: dict, weights: dict[str, Tensor], x: Tensor, network: nn.Module | None = None) -> Tensor:
+    """Outputs (K, n, ...) of K networks drawn from the client's model, at inputs (n, ...). A network that is not a
+    sequence of torch's own layers has to be given."""
+    if about["preprocessing"]["image"]:
+        x = x / 255 if about["pixels"] == "unit" else x * (2 / 255) - 1
+    thetas = weights["mean"][None]
+    if "deviation" in weights:
+        generator = torch.Generator().manual_seed(about["seed"])
+        noise = torch.randn(about["draws"], len(weights["mean"]), dtype=thetas.dtype, generator=generator)
+        thetas = thetas + weights["deviation"] * noise
+    network = network or nn.Sequential(*(getattr(nn, name)(**arguments) for name, arguments in about["layers"]))
+    shapes = [torch.Size(shape) for _, shape in about["parameters"]]
+    results = []
+    for theta in thetas:
+        parts = [part.view(shape) for part, shape in zip(theta.split([s.numel() for s in shapes]), shapes, strict=True)]
+        rho = parts.pop(0) if about["learned_noise"] else None  # of the noise of a regression
+        names = [name for name, _ in network.named_parameters()]
+        said = torch.func.functional_call(network, dict(zip(names, parts, strict=True)), (x,))
+        results.append(said if rho is None else torch.cat([said, rho.expand(len(said), 1)], dim=1))
+    return torch.stack(results).detach()
+
+
+def predict(about: dict, weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities (n, C) and how they vary between draws; or means (n, d) and deviations in units of the target."""
+    drawn, target = outputs(about, weights, x), about["preprocessing"]["target"]
+    if target["classes"] is not None:
+        chances = drawn.softmax(-1)
+        return chances.mean(0), chances.std(0, correction=0)
+    means, noise = drawn, torch.tensor(about["sigma_eps"] or 0.0)
+    if about["learned_noise"]:
+        means, noise = drawn[..., :-1], nn.functional.softplus(drawn[..., -1:])
+    variance = noise.square().expand_as(means).mean(0) + means.var(0, correction=0)
+    return means.mean(0) * target["deviation"] + target["mean"], variance.sqrt() * target["deviation"]
+
+
+if __name__ == "__main__":
+    about, weights = load(sys.argv[1])
+    with Path(sys.argv[2]).open(encoding="utf-8-sig", newline="") as file:
+        x = encode(about, list(csv.DictReader(file)))
+    values, spreads = predict(about, weights, x)
+    names = about["preprocessing"]["target"]["classes"] or ["mean"]
+    for value, spread in zip(values.tolist(), spreads.tolist(), strict=True):
+        print(", ".join(f"{n} {v:.6g} ± {s:.6g}" for n, v, s in zip(names, value, spread, strict=True)))

@@ -1,0 +1,177 @@
+"""Run the examples and write the pages of docs/examples from what came out.
+
+    python scripts/write_examples.py             run all of them (some minutes), then write their pages
+    python scripts/write_examples.py mnist       run this one
+    python scripts/write_examples.py --no-run    write the pages again, from what earlier runs left in the JSON files
+
+What a run printed and measured is kept in docs/examples/NAME.json. Pages and drawings follow from these alone, which a
+test checks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from pfedbayes import report, runs
+from pfedbayes.report import charts
+from pfedbayes.report.charts import Figure
+
+ROOT = Path(__file__).parents[1]
+TEMPLATES = ROOT / "scripts" / "pages"
+FOLDER = ROOT / "docs" / "examples"
+NAMES = ("breast_cancer", "diabetes", "mnist")
+NOTE = "Written by `make examples` from what the run left in the JSON file beside it; do not edit."
+Story = dict[str, Any]
+
+
+def tell(name: str) -> Story:
+    """Run an example in an empty folder: what it printed, and what it left there."""
+    with tempfile.TemporaryDirectory() as empty:
+        command = [sys.executable, str(ROOT / "examples" / f"{name}.py")]
+        environment = os.environ | {"COLUMNS": "100", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        done = subprocess.run(
+            command,
+            cwd=empty,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise SystemExit(f"examples/{name}.py failed:\n{done.stdout}")
+        left = Path(empty) / name
+        return {
+            "output": done.stdout,
+            "run": kept(runs.read(left / "run")) if (left / "run").exists() else None,
+            "tables": {path.stem: head(path) for path in sorted(left.glob("*.csv"))},
+        }
+
+
+def kept(run: runs.Run) -> Story:
+    """What the drawings of a run need. Single predictions are left out: they hold the images."""
+    summary = {key: value for key, value in (run.summary or {}).items() if key != "examples"}
+    whole: Story = rounded({"config": run.config, "info": run.info, "rounds": run.rounds, "summary": summary})
+    return whole
+
+
+def rounded(value: Any) -> Any:
+    """Five digits of every number: enough to draw it."""
+    match value:
+        case float():
+            return float(f"{value:.5g}")
+        case dict():
+            return {key: rounded(each) for key, each in value.items()}
+        case list():
+            return [rounded(each) for each in value]
+        case _:
+            return value
+
+
+def head(path: Path) -> Story:
+    """The columns of a table, how many rows it has, and all of these or the first few."""
+    with path.open(newline="") as file:
+        columns, *rows = csv.reader(file)
+    return {"columns": columns, "count": len(rows), "rows": rows if len(rows) <= 100 else rows[:5]}
+
+
+def render(name: str, story: Story) -> dict[str, str]:
+    """The page and the drawings, by the names of their files."""
+    figures = drawings(name, story)
+    templates = Environment(loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, autoescape=False)  # noqa: S701
+    page = templates.get_template(f"{name}.md").render(
+        note=NOTE,
+        commands=commands(story["output"]),
+        tables=story["tables"],
+        run=story["run"],
+        table=table,
+        figure=lambda key: picture(name, key, figures[key]),
+        figures=figures,
+    )
+    drawn = {f"{name}_{key}.svg": charts.standalone(figure.svg) for key, figure in figures.items()}
+    return {f"{name}.md": page.rstrip() + "\n", **drawn}
+
+
+def drawings(name: str, story: Story) -> dict[str, Figure]:
+    if story["run"]:
+        return report.figures(runs.Run(folder=Path(name), **story["run"]))
+    return intervals(story["tables"]["predictions"]["rows"])
+
+
+def intervals(rows: Sequence[Sequence[str]]) -> dict[str, Figure]:
+    """A drawing per group: its first patients as predicted, with the interval, and as they were."""
+    figures = {}
+    for key, (name, patients) in enumerate(itertools.groupby(rows, key=lambda row: row[0]), start=1):
+        title = f"Progression, age {name}"
+        groups = []
+        for k, (_, *numbers) in enumerate(itertools.islice(patients, 10), start=1):
+            predicted, low, high, measured = map(float, numbers)
+            groups.append(charts.Group(f"patient {k}", [predicted, measured], [(high - low) / 2, 0.0]))
+        svg = charts.bar_chart(
+            title,
+            {"predicted": 0, "measured": 1},
+            groups,
+            value_label="progression a year later",
+            description=f"{len(groups)} patients that were held out, with 90 % intervals.",
+        )
+        figures[f"group_{key}"] = Figure(title, svg, "Whiskers: the 90 % interval.")
+    return figures
+
+
+def picture(name: str, key: str, figure: Figure) -> str:
+    """A drawing in a page, with what is said under it."""
+    caption = f"\n\n*{figure.caption}*" if figure.caption else ""
+    return f"**{figure.title}**\n\n![{figure.title}]({name}_{key}.svg)" + caption
+
+
+def table(shown: Story, columns: Sequence[str] | None = None, rows: int = 12) -> str:
+    """The first rows of a table, or some columns of them."""
+    places = [shown["columns"].index(column) for column in columns or shown["columns"]]
+    lines = [[short(row[place]) for place in places] for row in (shown["columns"], *shown["rows"][:rows])]
+    head, *body = (f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join([head, "|---" * len(places) + "|", *body])
+
+
+def short(cell: str) -> str:
+    """Four decimals of a number that has more."""
+    return f"{float(cell):.4f}" if re.fullmatch(r"\d\.\d{5,}|\d+(\.\d+)?e-\d+", cell) else cell
+
+
+def commands(output: str) -> list[dict[str, str]]:
+    """What was printed, cut at the commands that an example shows before it runs them; progress is cut short."""
+    brief = re.sub(r"^(round .*\n)(?:round .*\n){2,}(round .*\n)", r"\1…\n\2", output, flags=re.MULTILINE)
+    parts = re.split(r"^\$ (.*)\n", brief, flags=re.MULTILINE)
+    texts = ["\n".join(line.rstrip() for line in part.splitlines()).strip("\n") for part in parts]
+    return [{"line": line, "output": text} for line, text in zip(["", *texts[1::2]], texts[::2], strict=True)]
+
+
+def main() -> None:
+    """Run what is asked for, and write all pages."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all if none is given")
+    parser.add_argument("--no-run", action="store_true", help="only write the pages again")
+    arguments = parser.parse_args()
+    for name in arguments.names or NAMES:
+        if not arguments.no_run:
+            runs.write_file(FOLDER / f"{name}.json", json.dumps(tell(name), ensure_ascii=False) + "\n")
+        story = json.loads((FOLDER / f"{name}.json").read_text())
+        for file, content in render(name, story).items():
+            runs.write_file(FOLDER / file, content)
+            print(FOLDER / file)
+
+
+if __name__ == "__main__":
+    main()

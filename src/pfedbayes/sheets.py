@@ -1,0 +1,97 @@
+"""Tables of predictions, written chunk by chunk: CSV, Parquet, NPZ."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from pfedbayes.data.tables import SUFFIXES, optional
+from pfedbayes.errors import UserError
+from pfedbayes.runs import replacing
+
+Write = Callable[[Mapping[str, Any]], None]  # more rows: columns of equal length by name
+
+
+@contextmanager
+def sheet(path: Path | None) -> Iterator[Write]:
+    """A table that is there once all went well; without a path, CSV on the standard output."""
+    if path is None:
+        yield _csv(sys.stdout, ",")
+        return
+    kinds = {".csv": _csv_file, ".tsv": _csv_file, ".parquet": _parquet_file, ".npz": _npz_file}
+    if path.suffix.lower() not in kinds:
+        raise UserError(f"{path} is of no known kind: give a name that ends in {', '.join(SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise UserError(f"the folder {path.parent} does not exist: make it, or give another -o")
+    with replacing(path) as file, kinds[path.suffix.lower()](file, path) as write:
+        yield write
+
+
+@contextmanager
+def _csv_file(file: BinaryIO, path: Path) -> Iterator[Write]:
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    yield _csv(text, "\t" if path.suffix.lower() == ".tsv" else ",")
+    text.flush()
+    text.detach()  # the file is closed by whoever opened it
+
+
+def _csv(file: Any, delimiter: str) -> Write:
+    writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
+    header: list[str] = []
+
+    def write(columns: Mapping[str, Any]) -> None:
+        if not header:
+            header.extend(columns)
+            writer.writerow(header)
+        writer.writerows(zip(*([_text(cell) for cell in _cells(column)] for column in columns.values()), strict=True))
+
+    return write
+
+
+def _cells(column: Any) -> list[Any]:
+    cells: list[Any] = column.to_pylist() if hasattr(column, "to_pylist") else np.asarray(column).tolist()
+    return cells
+
+
+def _text(cell: Any) -> str:
+    if cell is None:
+        return ""
+    if isinstance(cell, bool):
+        return "true" if cell else "false"
+    return f"{cell:.7g}" if isinstance(cell, float) else str(cell)
+
+
+@contextmanager
+def _parquet_file(file: BinaryIO, path: Path) -> Iterator[Write]:
+    pyarrow, parquet = (optional(name, "tables", f"writing {path}") for name in ("pyarrow", "pyarrow.parquet"))
+    opened: list[Any] = []
+
+    def write(columns: Mapping[str, Any]) -> None:
+        table = pyarrow.table({name: pyarrow.array(column) for name, column in columns.items()})
+        if not opened:
+            opened.append(parquet.ParquetWriter(file, table.schema))
+        opened[0].write_table(table)
+
+    yield write
+    for writer in opened:
+        writer.close()
+
+
+@contextmanager
+def _npz_file(file: BinaryIO, path: Path) -> Iterator[Write]:
+    parts: list[Mapping[str, Any]] = []
+    yield parts.append
+    arrays: dict[str, Any] = {
+        name: np.concatenate([np.asarray(_cells(part[name])) for part in parts]) for name in parts[0]
+    }
+    for name, array in arrays.items():
+        if array.dtype.kind == "O":  # nothing is pickled
+            arrays[name] = np.array([_text(cell) for cell in array])
+    np.savez(file, **arrays)
