@@ -75,7 +75,10 @@ def join(
     device: str = "auto",
 ) -> Joined:
     """Give a newcomer its own model by so many steps from the shared one of a run, on all of its rows but a share that
-    is held out. The data of the run are not needed; if they are there, it is checked that none of them certify. certify: with convolutions it takes the longest."""
+    is held out. The data of the run are not needed; if they are there, it is checked that none of them certify.
+
+    certify: bound the error of the model, which takes the longest where there are convolutions.
+    """
     run, data = Path(run), Path(data)
     name = name or data.stem
     kept = calibration.read(run)
