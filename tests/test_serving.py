@@ -2,6 +2,7 @@
 
 import json
 import math
+import runpy
 import subprocess
 import sys
 import warnings
@@ -371,6 +372,33 @@ def test_images_are_predicted_without_their_data_set(tmp_path):
     out = package.open_client(tmp_path / "run", "client 1").predict(tmp_path / "new.npz")
     assert out["id"].tolist() == [0, 1, 2, 3, 4]
     assert [name for name in out if name.startswith("p_")] == [f"p_{k}" for k in range(10)]
+
+
+def test_images_of_ones_own_are_predicted_personalised_and_exported(tmp_path):
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for client in ("a", "b", "late"):
+        for label, low in (("dark", 0), ("light", 128)):
+            folder = tmp_path / ("late" if client == "late" else "tree/" + client) / label
+            folder.mkdir(parents=True)
+            for k in range(12):
+                Image.fromarray(rng.integers(low, low + 128, (16, 16), dtype=np.uint8)).save(folder / f"{k}.png")
+    settings = ["training.rounds=4", "training.local_steps=4", "training.evaluate_every=2"]
+    for _ in execute(load(None, [f"data.path={tmp_path / 'tree'}", *settings]), tmp_path / "run", [1]):
+        pass
+    joined = package.join(tmp_path / "run", tmp_path / "late", steps=2, certify=False)
+    assert "no certificate: none was asked for" in joined.words()[-1]
+    assert (joined.client.name, joined.trained, joined.held) == ("late", 17, 7)
+    images = tmp_path / "late" / "light"
+    out = joined.client.predict(images)
+    assert out["file"].tolist() == sorted(f"{k}.png" for k in range(12))
+    export(joined.client, tmp_path / "late.safetensors")
+    example = runpy.run_path(str(EXAMPLE))
+    about, weights = example["load"](tmp_path / "late.safetensors")
+    (chunk,) = read_chunks(images, joined.client.preprocessing)
+    chances, _ = example["predict"](about, weights, chunk.x)
+    assert chances[:, 0].numpy() == pytest.approx(out["p_dark"], abs=1e-5)
 
 
 def some_scores(size, errors):

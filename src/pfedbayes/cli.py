@@ -522,6 +522,7 @@ def personalize(
     steps: Annotated[int, typer.Option(min=0, help="Steps from the shared model.")] = 200,
     zeta: Annotated[float | None, typer.Option(min=0, help="Weight of the KL term. Default: the run's.")] = None,
     hold_out: Annotated[float, typer.Option(help="Share of the rows that are kept for calibration.")] = 0.3,
+    certificate: Annotated[bool, typer.Option(help="Bound its error; slow for convolutions of many rows.")] = True,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="The last line of the output is one JSON object.")] = False,
 ) -> None:
@@ -538,7 +539,7 @@ def personalize(
     from pfedbayes.opening import newcomer_file
 
     path = out or newcomer_file(folder, client or own_data.stem)
-    joined = join(folder, own_data, client, steps, zeta, hold_out, device)
+    joined = join(folder, own_data, client, steps, zeta, hold_out, certificate, device)
     if out is None:
         path.parent.mkdir(exist_ok=True)
     write(joined.client, path)
@@ -546,8 +547,8 @@ def personalize(
         typer.echo(line)
     typer.echo(f"model: {path}")
     if as_json:
-        certificate = joined.certificate and joined.certificate.as_json()
-        figures = {"own": joined.own, "shared": joined.shared, "certificate": certificate}
+        bound = joined.certificate and joined.certificate.as_json()
+        figures = {"own": joined.own, "shared": joined.shared, "certificate": bound}
         typer.echo(json.dumps({"client": joined.client.name, "path": str(path), **figures}))
 
 

@@ -23,6 +23,7 @@ from pfedbayes.nets import Pixels
 from pfedbayes.portable import client_bytes
 from pfedbayes.runs import write_file
 from pfedbayes.serving import Client, Wish
+from pfedbayes.sheets import require_folder
 
 FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch": ".pt2"}
 
@@ -56,6 +57,7 @@ def export(client: Client, path: Path, kind: str = "safetensors", wish: Wish | N
     """Write a client to a file: "safetensors" for the whole model, "onnx" or "torch" for its mean network."""
     if path.suffix.lower() != FORMATS[kind]:
         raise UserError(f"{path} does not end in {FORMATS[kind]}: give a name that does")
+    require_folder(path)
     write_file(path, {"safetensors": lambda: client_bytes(client, wish), "onnx": lambda: onnx_bytes(client),
                       "torch": lambda: torch_bytes(client)}[kind]())  # fmt: skip
 

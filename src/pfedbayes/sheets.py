@@ -28,10 +28,15 @@ def sheet(path: Path | None) -> Iterator[Write]:
     kinds = {".csv": _csv_file, ".tsv": _csv_file, ".parquet": _parquet_file, ".npz": _npz_file}
     if path.suffix.lower() not in kinds:
         raise UserError(f"{path} is of no known kind: give a name that ends in {', '.join(SUFFIXES)}")
-    if not path.parent.is_dir():
-        raise UserError(f"the folder {path.parent} does not exist: make it, or give another -o")
+    require_folder(path)
     with replacing(path) as file, kinds[path.suffix.lower()](file, path) as write:
         yield write
+
+
+def require_folder(path: Path) -> None:
+    """Refuse a file in a folder that is not there."""
+    if not path.parent.is_dir():
+        raise UserError(f"the folder {path.parent} does not exist: make it, or give another -o")
 
 
 @contextmanager
