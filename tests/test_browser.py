@@ -139,3 +139,25 @@ def test_the_report_is_drawn(browser, reports, name, width, dark):
     assert_rendered(text)
     assert text.count("<svg") >= 2
     assert (np.asarray(picture)[0, 0].mean() < 100) == dark
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("elsewhere", '<img src="http://127.0.0.2:9/x.png">text'),
+        ("error", "<script>missing()</script>text"),
+        ("blank", ""),
+        ("template", "{{ title }}"),
+    ],
+)
+def test_what_is_wrong_with_a_page_is_seen(browser, tmp_path, name, body):
+    page = tmp_path / f"{name}.html"
+    page.write_text(f"<html><body>{body}</body></html>")
+    with pytest.raises(AssertionError):
+        look_at(browser, page)
+
+
+def look_at(browser, page):
+    picture, text = browser.look(page.as_uri(), page.stem)
+    assert_rendered(text)
+    assert_drawn(picture)

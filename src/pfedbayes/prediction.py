@@ -125,7 +125,7 @@ class Prediction:
         sampling: Sampling = "weights",
         clients: int | None = None,
     ) -> dict[str, Any]:
-        """Scores of every model on every client's own data: {model: {estimator: {metric: [seed][client]}}}; with
+        """Scores of every model on every client's own data: `{model: {estimator: {metric: [seed][client]}}}`; with
         `clients` on those of so many clients, see `evaluation_sets`, and NaN for the others.
 
         Estimators: "one" weight draw, "mc10" (the average of ten draws) and the "mean" network, or those of them that
