@@ -114,6 +114,7 @@ def test_a_missing_table_is_one_line(tmp_path):
         summarise_client(DataConfig(name="files", path=str(tmp_path / "nowhere.csv"), target="y"), 0, "A")
 
 
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # of Flower
 def test_results_do_not_travel_with_the_app(tmp_path):
     app = tmp_path / "app"
     write_app(app)
