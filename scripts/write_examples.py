@@ -62,7 +62,9 @@ def tell(name: str) -> Story:
 
 
 def kept(run: runs.Run) -> Story:
-    """What the drawings of a run need. Single predictions are left out: they hold the images."""
+    """What the drawings of a run need. Single predictions are left out: they hold the images. So is where data lay."""
+    if "path" in run.config["data"]:
+        run.config["data"]["path"] = Path(run.config["data"]["path"]).name
     summary = {key: value for key, value in (run.summary or {}).items() if key != "examples"}
     whole: Story = rounded({"config": run.config, "info": run.info, "rounds": run.rounds, "summary": summary})
     return whole

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from html import unescape
 from pathlib import Path
 
@@ -75,8 +76,9 @@ def test_pages_of_examples_are_what_their_runs_left(name):
     written = examples.render(name, json.loads((examples.FOLDER / f"{name}.json").read_text()))
     for file, content in written.items():
         assert (examples.FOLDER / file).read_text() == content, f"{file}: run `make examples ARGS=--no-run`"
-    there = {path.name for path in examples.FOLDER.glob(f"{name}*") if path.suffix != ".json"}
-    assert there == written.keys()
+    there = {path.name: path.read_text() for path in examples.FOLDER.glob(f"{name}*")}
+    assert there.keys() - {f"{name}.json"} == written.keys()
+    assert not [file for file, content in there.items() if tempfile.gettempdir() in content]
 
 
 def test_pages_of_examples_show_output_between_commands_and_little_of_the_progress():
