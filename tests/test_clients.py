@@ -185,6 +185,7 @@ class TestFlips:
 class TestConvolutions:
     MODULES = (
         vgg,
+        lambda: vgg(norm="group"),
         lambda: nn.Sequential(
             nn.Conv2d(3, 5, (3, 2), stride=(2, 3), padding=(1, 0), dilation=(1, 2), bias=False),
             nn.ReLU(),
@@ -205,7 +206,7 @@ class TestConvolutions:
         x, y, weight = randn(2, 8, 3, 32, 32), torch.arange(16).view(2, 8) % 4, torch.ones(2, 8, dtype=torch.float64)
         module(x[0].float())
         native = make_model(module)
-        ours = native._replace(net=native.net.with_matmul_convolutions())
+        ours = native._replace(net=native.net.with_convolutions("matmul"))
         thetas = torch.stack([native.net.init(seed, "torch").double() for seed in (1, 2)])
         assert_close(ours.outputs(thetas[0], x[0]), native.outputs(thetas[0], x[0]))
         found, expected = (torch.func.vmap(m.grad_nll)(thetas, Batch(x, y, weight)) for m in (ours, native))
@@ -213,7 +214,7 @@ class TestConvolutions:
 
     def test_the_network_as_it_was_is_left_alone(self):
         net = Net(vgg())
-        net.with_matmul_convolutions()
+        net.with_convolutions("matmul")
         assert {type(part) for part in net._module.modules() if isinstance(part, nn.Conv2d)} == {nn.Conv2d}
 
 

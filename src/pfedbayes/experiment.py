@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pfedbayes.config import build, nearest, parse_override, read_toml
+from pfedbayes.convolutions import Convolutions
 from pfedbayes.data import DataConfig, Shards
 from pfedbayes.engine import Federation, Training, plan_for
 from pfedbayes.errors import UserError
@@ -20,7 +21,7 @@ from pfedbayes.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.methods import METHODS, Method
 from pfedbayes.modules import build_module, is_import_path
 from pfedbayes.nets import Init, Model, Net, WithNoise, cnn, mlp, vgg
-from pfedbayes.plan import Convolutions, Dtype, Noise, Over, Plan, Precision
+from pfedbayes.plan import Dtype, Noise, Over, Plan, Precision
 from pfedbayes.population import Resting
 from pfedbayes.prediction import Sampling, Split, estimator_names
 

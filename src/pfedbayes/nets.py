@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -11,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pfedbayes.convolutions import Convolutions, replace_convolutions
 from pfedbayes.errors import UserError
 from pfedbayes.likelihoods import Likelihood
 
@@ -55,7 +55,8 @@ class Net:
 
     def __call__(self, theta: Tensor, x: Tensor) -> Tensor:
         """Outputs (n, ...) of the network with parameters theta (T,) at inputs x (n, ...)."""
-        parts = torch.split_with_sizes(theta, self._sizes)  # slices would cost a zero vector each in the backward pass
+        laid_out: Tensor = _LaidOut.apply(theta)  # type: ignore[no-untyped-call]
+        parts = torch.split_with_sizes(laid_out, self._sizes)  # slices would cost a zero vector each going backward
         return self.apply([part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)], x)
 
     def apply(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
@@ -64,13 +65,10 @@ class Net:
         outputs: Tensor = torch.func.functional_call(self._module, parameters, (x,))
         return outputs
 
-    def with_matmul_convolutions(self) -> Net:
-        """The same function with plain 2-d convolutions as matrix products, see `_MatmulConv2d`."""
+    def with_convolutions(self, kind: Convolutions) -> Net:
+        """The same function with another way to compute its 2-d convolutions."""
         other = copy.copy(self)
-        other._module = copy.deepcopy(self._module)
-        for part in other._module.modules():
-            if type(part) is nn.Conv2d and part.groups == 1 and part.padding_mode == "zeros":
-                part.__class__ = _MatmulConv2d
+        other._module = replace_convolutions(copy.deepcopy(self._module), kind)
         return other
 
     def join(self, body: Tensor, head: Tensor) -> Tensor:
@@ -101,50 +99,22 @@ class Net:
             return torch.cat([parameter.flatten() for parameter in module.parameters()])
 
 
-class _Product(torch.autograd.Function):
-    """Patches (n, K) times weights (K, C), with a gradient of the weights that is fast for many patches.
-
-    It sums over all patches, which a GPU would do one after another: they are cut into parts that are summed at once.
-    """
+class _LaidOut(torch.autograd.Function):
+    """A vector as it is, in memory: a compiler would else draw a bias anew wherever it is added to something."""
 
     generate_vmap_rule = True
-    PATCHES = 2048  # of one part, about
 
     @staticmethod
-    def forward(patches: Tensor, weight: Tensor) -> Tensor:
-        return patches @ weight
+    def forward(vector: Tensor) -> Tensor:
+        return vector.as_strided(vector.shape, (1,))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        patches, weight = ctx.saved_tensors
-        parts = math.gcd(len(patches), 2 ** int(math.log2(max(1, len(patches) // _Product.PATCHES))))
-        left, right = (values.view(parts, -1, values.shape[1]) for values in (patches, grad.contiguous()))
-        return grad @ weight.T, torch.bmm(left.transpose(1, 2), right).sum(0)
-
-
-class _MatmulConv2d(nn.Conv2d):
-    """A convolution as one matrix product of the patches with the weights.
-
-    Mapped over clients it is a batch of products, where a native convolution has to become a grouped one.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        (height, width), (apart_y, apart_x), (step_y, step_x) = self.kernel_size, self.dilation, self.stride
-        x = nn.functional.pad(x.permute(0, 2, 3, 1), (0, 0, *self._reversed_padding_repeated_twice))
-        rows = x.shape[1] - apart_y * (height - 1)
-        columns = x.shape[2] - apart_x * (width - 1)
-        # First the columns of the kernel side by side, then its rows: the compiler makes one pass of few pieces.
-        x = torch.cat([x[:, :, j * apart_x : j * apart_x + columns : step_x] for j in range(width)], dim=-1)
-        patches = torch.cat([x[:, i * apart_y : i * apart_y + rows : step_y] for i in range(height)], dim=-1)
-        weight = self.weight.permute(2, 3, 1, 0).reshape(-1, self.out_channels)
-        products: Tensor = _Product.apply(patches.flatten(0, 2), weight)  # type: ignore[no-untyped-call]
-        if self.bias is not None:
-            products = products + self.bias
-        return products.view(*patches.shape[:3], self.out_channels).permute(0, 3, 1, 2)
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
 
 
 def _last_layer_size(module: nn.Module) -> int:

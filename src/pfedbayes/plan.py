@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 
+from pfedbayes.convolutions import Convolutions
 from pfedbayes.errors import UserError
 from pfedbayes.methods.base import Method
 from pfedbayes.nets import Model
@@ -18,7 +19,6 @@ from pfedbayes.population import Resting
 Over = Literal["vmap", "loop"]
 Noise = Literal["torch", "philox"]
 Precision = Literal["full", "tf32", "bf16"]
-Convolutions = Literal["native", "matmul"]
 Dtype = Literal["float32", "float64"]
 
 
@@ -77,8 +77,7 @@ class Plan:
 
     def fit(self, model: Model) -> Model:
         """The model as this plan computes it."""
-        net = model.net.with_matmul_convolutions() if self.convolutions == "matmul" else model.net
-        return model._replace(net=net, half=self.precision == "bf16")
+        return model._replace(net=model.net.with_convolutions(self.convolutions), half=self.precision == "bf16")
 
 
 def choose_device(device: str) -> str:
