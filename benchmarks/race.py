@@ -125,24 +125,28 @@ class Worker:
         self.memory_mb, self.tf32 = answer["memory_mb"], answer["tf32"]
         return float(answer["seconds"])
 
-    def _tell(self, order: dict[str, object]) -> float:
+    def tell(self, order: dict[str, object]) -> None:
+        """Give it an order and do not wait."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # a dead one is noticed when it does not answer
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
+
+    def _ask(self, order: dict[str, object]) -> float:
+        self.tell(order)
         return self.hear()
 
     def train(self, rounds: int) -> float:
         """Seconds that so many rounds take."""
-        return self._tell({"rounds": rounds})
+        return self._ask({"rounds": rounds})
 
     def forget_peak(self) -> None:
         """Count its peak memory from here on: setting up may have taken more than training does."""
-        self._tell({"forget_peak": True})
+        self._ask({"forget_peak": True})
 
     def outcome(self, folder: Path) -> NDArray[np.float64]:
         path = folder / "outcome.npy"
-        self._tell({"outcome": str(path)})
+        self._ask({"outcome": str(path)})
         vector: NDArray[np.float64] = np.load(path)
         return vector
 
@@ -177,7 +181,7 @@ def race(section: Section, after_turn: Callable[[str], None]) -> list[dict[str, 
                     raise
                 absent[name] = f"failed: {failure}"
                 del workers[name]
-        gaps = _compare(list(workers.values()), folder)
+        gaps = _first_round(list(workers.values()), folder)
         turns, rounds = section.turns, {}
         for name, worker in workers.items():
             worker.forget_peak()
@@ -205,18 +209,19 @@ def race(section: Section, after_turn: Callable[[str], None]) -> list[dict[str, 
         ]
 
 
-def _compare(workers: list[Worker], folder: Path) -> dict[str, float]:
-    """Train a first round of those who should come to the same models as the first contender; see that they do."""
+def _first_round(workers: list[Worker], folder: Path) -> dict[str, float]:
+    """Train a first round of everybody at the same time, since most of it is setting up; see that those who should
+    come to the same models as the first contender do."""
     first, *others = workers
     comparable = [worker for worker in others if worker.contender.same]
-    if not comparable:
-        return {}
-    start = first.outcome(folder)
-    first.train(1)
-    expected = first.outcome(folder)
+    start = first.outcome(folder) if comparable else np.empty(0)
+    for worker in workers:
+        worker.tell({"rounds": 1})
+    for worker in workers:
+        worker.hear()
+    expected = first.outcome(folder) if comparable else start
     gaps = {}
     for worker in comparable:
-        worker.train(1)
         gaps[worker.contender.name] = gap(worker.outcome(folder), expected, start)
         require_same(worker.contender, gaps[worker.contender.name], first.tf32 or worker.tf32)
     return gaps

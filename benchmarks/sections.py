@@ -20,6 +20,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "not compiled": {"compile": False},  # but on a GPU replayed as a graph
     "compiled": {"compile": True},
     "TF32": {"precision": "tf32"},
+    "full precision": {"precision": "full"},
     "vmap, eager": {"over": "vmap", **EAGER},
     "loop, eager": {"over": "loop", **EAGER},
 }
@@ -112,7 +113,7 @@ def vgg(device: str, amount: Amount) -> Section:
     return Section(
         "pFedBayes, VGG",
         f"Random 32 x 32 colour images, {clients} clients, batches of 50, {steps} local steps.",
-        by_plans(work, ["default plan", "vmap, eager", "loop, eager", "TF32"]),
+        by_plans(work, ["default plan", "vmap, eager", "loop, eager", "full precision"]),
         amount.turns,
     )
 
