@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedbayes.clients import CannotCompile, LocalTraining, Trained, Work
-from pfedbayes.data import Shards, positions
+from pfedbayes.data import Shards, positions_of_many
 from pfedbayes.errors import Diverged, UserError
 from pfedbayes.methods.base import Method, Shard, State
 from pfedbayes.nets import Init, Model
@@ -140,6 +141,7 @@ def follow(
 
 
 Trio = tuple[State, list[State], list[ServerOptimizer]]  # states of clients, servers and the servers' optimisers
+BESIDE_A_GPU = ThreadPoolExecutor(1, thread_name_prefix="batches")
 PENDING_ROUNDS = 16  # a GPU works on so many rounds before it is asked whether all went well
 
 
@@ -225,6 +227,7 @@ class Federation(Prediction):
         self._server_optimizers: list[ServerOptimizer] = [
             optimizer for server in self.servers if (optimizer := first_optimizer(self.training, server)) is not None
         ]
+        self._ahead: tuple[tuple[int, bytes], Future[Assignment]] | None = None
         self._pending: list[Pending] = []
         self._failed: Tensor | None = None
         self.cursors = np.zeros(len(self.seeds) * self.num_clients, dtype=np.int64)
@@ -356,14 +359,23 @@ class Federation(Prediction):
         )
 
     def _assign(self, round: int) -> Assignment:
-        """Who does what in this round."""
+        """Who does what in this round; beside a GPU the next round's work is laid out while this one's is done."""
+        name = (round, self.cursors.tobytes())
+        work = self._ahead[1].result() if self._ahead and self._ahead[0] == name else self._lay_out(round, self.cursors)
+        if self.device.type == "cuda":
+            after = self._advanced(work.members)
+            self._ahead = (round + 1, after.tobytes()), BESIDE_A_GPU.submit(self._lay_out, round + 1, after)
+        return work
+
+    def _lay_out(self, round: int, cursors: NDArray[np.int64]) -> Assignment:
+        """The work of a round for clients that have read so far."""
         chosen = [choose(seed, round, self.num_clients, self.participants) for seed in self.seeds]
         trained = chosen if self.train == "chosen" else [np.arange(self.num_clients)] * len(self.seeds)
         members = [s * self.num_clients + int(i) for s, ids in enumerate(trained) for i in ids]
         seeds = np.repeat(self.seeds, [len(ids) for ids in trained])
         clients, steps = self.numbers[np.concatenate(trained)], np.arange(self.training.local_steps)
         names = keys(seeds, Purpose.TRAINING, round, clients, steps[:, None])
-        rows = self._batch_rows(members)
+        rows = self._batch_rows(members, cursors)
         if self.training.flip:
             batches, places = np.arange(rows.shape[1])[:, None, None], np.arange(rows.shape[3])
             drawn = keys(
@@ -372,21 +384,24 @@ class Federation(Prediction):
             rows = np.where(drawn & 1, ~rows, rows)
         return Assignment(chosen, trained, members, rows, names)
 
-    def _batch_rows(self, members: list[int]) -> NDArray[np.int64]:
-        """Pool rows of the next batches: (R, batches per step, members, width).
+    def _batch_rows(self, members: list[int], cursors: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Pool rows of the batches from the cursors on: (R, batches per step, members, width).
 
         A client with fewer examples than the width fills up with its first row, whose weight is then 0.
         """
         steps, per_step, width = self.training.local_steps, self.method.batches_per_step, int(self.batch_sizes.max())
         rows = np.empty((steps, per_step, len(members), width), dtype=np.int64)
-        for k, member in enumerate(members):
-            s, i = divmod(member, self.num_clients)
-            own, batch = self.train_sets[i].numpy(), int(self.batch_sizes[i])
-            taken = positions(
-                self.seeds[s], int(self.numbers[i]), len(own), int(self.cursors[member]), steps * per_step * batch
-            )
-            rows[:, :, k, batch:] = own[0]
-            rows[:, :, k, :batch] = own[taken].reshape(steps, per_step, batch)
+        seeds, clients = np.divmod(members, self.num_clients)
+        for size in np.unique(self.sizes[clients]):  # those with equally many examples together
+            alike = np.flatnonzero(self.sizes[clients] == size)
+            own = np.stack([self.train_sets[i].numpy() for i in clients[alike]])
+            batch = int(self.batch_sizes[clients[alike[0]]])
+            names = [(self.seeds[s], int(self.numbers[i])) for s, i in zip(seeds[alike], clients[alike], strict=True)]
+            starts = cursors[np.asarray(members)[alike]]
+            taken = positions_of_many(names, int(size), starts, steps * per_step * batch)
+            batches = np.take_along_axis(own, taken, axis=1).reshape(-1, steps, per_step, batch)
+            rows[:, :, alike, batch:] = own[:, :1]
+            rows[:, :, alike, :batch] = batches.transpose(1, 2, 0, 3)
         return rows
 
     def _advanced(self, members: list[int]) -> NDArray[np.int64]:

@@ -1,6 +1,6 @@
 """Data: published and synthetic sets, dealing them to clients, and the order of batches."""
 
-from pfedbayes.data.batches import positions
+from pfedbayes.data.batches import positions, positions_of_many
 from pfedbayes.data.config import DataConfig
 from pfedbayes.data.own import load_client, read_inputs, shards_from_tables, summarise_client
 from pfedbayes.data.partition import load_shards, partition
@@ -23,6 +23,7 @@ __all__ = [
     "load_shards",
     "partition",
     "positions",
+    "positions_of_many",
     "read_inputs",
     "shards_from_tables",
     "summarise",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,17 +11,24 @@ WORDS_PER_COUNT = 4  # Philox yields four 64-bit words for each step of its coun
 
 
 def permutations(seed: int, stream: int, size: int, first: int, count: int) -> NDArray[np.int64]:
-    """Permutations number first .. first + count - 1 of range(size), keyed by (seed, stream): (count, size).
+    """Permutations number first .. first + count - 1 of range(size), keyed by (seed, stream): (count, size)."""
+    return _order(_words(seed, stream, size, first, count))
 
-    A permutation is the order of raw random words, because NumPy promises that a bit generator's words never
-    change, and makes no such promise for `Generator.permutation`. It is the order of their upper 32 bits, found by
-    two passes over 16 bits each, since NumPy sorts numbers of 16 bits several times faster.
-    """
+
+def _words(seed: int, stream: int, size: int, first: int, count: int) -> NDArray[np.uint64]:
+    """Random words (count, size) whose orders are permutations: NumPy promises that a bit generator's words never
+    change, and makes no such promise for `Generator.permutation`."""
     counts_each = -(-size // WORDS_PER_COUNT)
     words_each = counts_each * WORDS_PER_COUNT
     bits = np.random.Philox(key=(stream << 64) | seed, counter=first * counts_each)
-    words = bits.random_raw(count * words_each).reshape(count, words_each)[:, :size]
-    start = size * np.arange(count)[:, None]  # of each permutation in a flat array
+    return bits.random_raw(count * words_each).reshape(count, words_each)[:, :size]
+
+
+def _order(words: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The order of the upper 32 bits of each row, found by two passes over 16 bits each, since NumPy sorts numbers of
+    16 bits several times faster."""
+    count, size = words.shape
+    start = size * np.arange(count)[:, None]  # of each row in a flat array
     by_low = (words >> np.uint64(32)).astype(np.uint16).argsort(axis=1, kind="stable")
     high = (words >> np.uint64(48)).astype(np.uint16).ravel()[by_low + start]
     by_high = high.argsort(axis=1, kind="stable")
@@ -34,6 +43,20 @@ def positions(seed: int, client: int, size: int, start: int, count: int) -> NDAr
     (seed, client, e) alone. A batch is `batch_size` consecutive entries, so batches are always full: the tail
     of an epoch is filled from the next permutation. The caller keeps the cursor, the number of entries consumed.
     """
-    first, offset = divmod(start, size)
-    epochs = -(-(offset + count) // size)
-    return permutations(seed, client, size, first, epochs).reshape(-1)[offset : offset + count]
+    own: NDArray[np.int64] = positions_of_many([(seed, client)], size, np.array([start]), count)[0]
+    return own
+
+
+def positions_of_many(
+    names: Sequence[tuple[int, int]], size: int, starts: NDArray[np.int64], count: int
+) -> NDArray[np.int64]:
+    """`positions` of clients with equally many examples, each named by (seed, client): (clients, count)."""
+    firsts, offsets = np.divmod(starts, size)
+    epochs = -(-(int(offsets.max()) + count) // size)
+    words = [
+        _words(seed, client, size, int(first), epochs) for (seed, client), first in zip(names, firsts, strict=True)
+    ]
+    streams = _order(np.concatenate(words)).reshape(len(names), -1)
+    if (offsets == offsets[0]).all():
+        return streams[:, offsets[0] : offsets[0] + count]
+    return np.take_along_axis(streams, offsets[:, None] + np.arange(count), axis=1)
