@@ -11,6 +11,7 @@ import weakref
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +27,7 @@ Resting = Literal["device", "host", "file"]
 HOST = torch.device("cpu")
 Move = Callable[[int, list[memoryview], int], int]  # os.preadv or os.pwritev
 
+FILES = ThreadPoolExecutor(8, thread_name_prefix="clients")
 SMALL_SHARE = 1 / 16  # of the device's memory: what may lie there without being trained
 HOST_SHARE = 1 / 8  # of the host's memory: a checkpoint copies it twice
 
@@ -116,8 +118,9 @@ class InMemory(Population):
             if self._states is None:
                 self._states = self._allocate(states)
             rows = torch.tensor(clients, device=self._rest)
-            for old, new in zip(leaves(self._states), leaves(states), strict=True):
-                old.index_copy_(0, rows, new.to(self._rest))
+            arrived = to_host(states) if self._rest == HOST else states
+            for old, new in zip(leaves(self._states), leaves(arrived), strict=True):
+                old.index_copy_(0, rows, new)
         self._met.update(dict.fromkeys(clients))
 
     def _allocate(self, states: State) -> State:
@@ -178,11 +181,18 @@ class InFile(Population):
         """Stacked states on the host, ready for a device."""
         count = len(clients)
         states = tree_map(lambda leaf: staging((count, *leaf.shape), leaf.dtype, HOST, device), self._template)
-        columns = [_bytes(leaf) for leaf in leaves(states)]
         with self._refusals("read"):
-            for n, client in enumerate(clients):
-                self._move(os.preadv, *self._place[client], [column[n].numpy().data for column in columns])
+            self._move_all(os.preadv, [self._place[client] for client in clients], states)
         return states
+
+    def _move_all(self, move: Move, places: Sequence[tuple[int, int]], states: State) -> None:
+        """Read or write rows, several at a time."""
+        columns = [_bytes(leaf) for leaf in leaves(states)]
+        rows = ([column[n].numpy().data for column in columns] for n in range(len(places)))
+        tasks = [FILES.submit(self._move, move, *place, parts) for place, parts in zip(places, rows, strict=True)]
+        wait(tasks)  # nobody writes any more when the first failure is told
+        for task in tasks:
+            task.result()
 
     def _move(self, move: Move, descriptor: int, row: int, parts: list[memoryview]) -> None:
         """Read or write a row, all of it: one call may do less than it is asked for."""
@@ -197,14 +207,13 @@ class InFile(Population):
 
     def put(self, clients: Sequence[int], states: State) -> None:
         own = self._open()
-        columns = [_bytes(leaf.cpu()) for leaf in leaves(states)]
+        on_host = to_host(states)
         missing = max(0, len(clients) - len(self._free))
         self._free.extend(range(self._end, self._end + missing))
         self._end += missing
         taken = self._free[: len(clients)]
         with self._refusals("write"):
-            for n, row in enumerate(taken):
-                self._move(os.pwritev, own, row, [column[n].numpy().data for column in columns])
+            self._move_all(os.pwritev, [(own, row) for row in taken], on_host)
         del self._free[: len(clients)]
         for client, row in zip(clients, taken, strict=True):
             before = self._place.get(client)
@@ -326,6 +335,20 @@ def _lock(descriptor: int, kind: int, path: Path | None) -> None:
 def _bytes(leaf: Tensor) -> Tensor:
     """A stacked leaf as rows of bytes (n, width), without copying it if it is contiguous."""
     return leaf.contiguous().reshape(len(leaf), math.prod(leaf.shape[1:])).view(torch.uint8)
+
+
+def to_host(states: State) -> State:
+    """States on the host, by way of page-locked memory if they are on a GPU."""
+
+    def send(leaf: Tensor) -> Tensor:
+        on_host = staging(leaf.shape, leaf.dtype, HOST, leaf.device)
+        return on_host.copy_(leaf, non_blocking=True)
+
+    if all(leaf.device == HOST for leaf in leaves(states)):
+        return states
+    arriving = tree_map(send, states)
+    torch.cuda.current_stream().synchronize()
+    return arriving
 
 
 def staging(shape: Sequence[int], dtype: torch.dtype, rest: torch.device, device: torch.device) -> Tensor:

@@ -65,9 +65,15 @@ class TestCells:
         (cell,) = load(sweep.file)
         assert (cell.experiment.method.eta, cell.experiment.net.hidden) == (0.3, (5,))
         assert cell.name.startswith("tuned_")
-        sweep.write(top + '[[rows]]\ndataset = "blobs"\nmethod = "fedprox"\n')
-        with pytest.raises(UserError, match="no settings for fedprox on blobs"):
-            load(sweep.file)
+
+    def test_a_cell_without_settings_in_the_preset_fails_alone(self, sweep):
+        (sweep.folder / "tuned.toml").write_text("[blobs.fedavg.method]\neta = 0.3\n")
+        top = 'base = "tiny.toml"\npreset = "tuned"\npreset_file = "tuned.toml"\n'
+        sweep.write(top + '[[rows]]\ndataset = "blobs"\nmethod = ["fedprox", "fedavg"]\n')
+        found = sweep()
+        ((_, reason),) = found["failed"].items()
+        assert "no settings for fedprox on blobs" in reason
+        assert len(found["done"]) == 1
 
     def test_settings_are_what_differs_from_the_defaults(self, sweep):
         settings = load(sweep.file)[4].settings

@@ -28,7 +28,8 @@ WINDOW_SHARE = 8  # the paper scores the last eighth of its rounds
 @dataclass(frozen=True)
 class Cell:
     """One run of a sweep: its name, what it is in the words of a table, its experiment and seeds; `changes` are the
-    settings that the sweep file itself gives it, `varied` those by which it differs from the other cells of its row."""
+    settings that the sweep file itself gives it, `varied` those by which it differs from the other cells of its row;
+    `lacks`: why it cannot be run yet, if it cannot."""
 
     name: str
     facts: dict[str, str]
@@ -36,6 +37,7 @@ class Cell:
     seeds: tuple[int, ...]
     changes: tuple[Change, ...]
     varied: dict[str, Any]
+    lacks: str | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -103,11 +105,17 @@ def _cells(path: Path, file: dict[str, Any], row: dict[str, Any], presets: dict[
         named = dict(zip([axis for axis in AXES if axis in row], values, strict=True))
         base = _base(path, file, named)
         chosen = [(*setting, value) for setting, value in zip(settings, values, strict=True)]
+        lacks = None
         if presets is not None:
-            chosen += _preset(path, file, presets, named)
+            dataset, method = named.get("dataset", ""), named.get("method", "")
+            if method in presets.get(dataset, {}):
+                chosen += _changes(presets[dataset][method], path)
+            else:
+                lacks = f"{file['preset_file']} has no settings for {method} on {dataset}: choose them by --choose"
         for point in row.get("vary", [{}]):
             varied = _changes(point, path)
-            yield _cell(path, file, row, base, [*chosen, *common, *varied], varied)
+            cell = _cell(path, file, row, base, [*chosen, *common, *varied], varied)
+            yield dataclasses.replace(cell, lacks=lacks)
 
 
 def _base(path: Path, file: dict[str, Any], named: dict[str, str]) -> dict[str, Any]:
@@ -119,17 +127,6 @@ def _base(path: Path, file: dict[str, Any], named: dict[str, str]) -> dict[str, 
     except (KeyError, IndexError, ValueError) as error:
         raise UserError(f"base of {path} cannot be filled in ({error}): a row gives {', '.join(named)}") from None
     return read_toml(path.parent / name)
-
-
-def _preset(path: Path, file: dict[str, Any], presets: dict[str, Any], named: dict[str, str]) -> list[Change]:
-    """The settings of a method on a data set in the preset file."""
-    dataset, method = named.get("dataset", ""), named.get("method", "")
-    try:
-        return _changes(presets[dataset][method], path)
-    except KeyError:
-        raise UserError(
-            f"{file['preset_file']} has no settings for {method} on {dataset}: choose them by pfedbayes sweep --choose"
-        ) from None
 
 
 def _changes(sections: Any, path: Path) -> list[Change]:

@@ -111,6 +111,8 @@ def _run_cell(
     tell: Callable[[Status], None],
 ) -> list[Record] | None:
     """The records of a cell, or None if it was interrupted; its folder then has its state."""
+    if cell.lacks:
+        raise UserError(cell.lacks)
     folder = out / "runs" / cell.name
     names = {**cell.facts, "cell": cell.name, "varied": cell.varied}
     resume = (folder / runs.INFO).exists()
