@@ -52,7 +52,7 @@ def nll(log_probs: Tensor, y: Tensor) -> Tensor:
 def brier(log_probs: Tensor, y: Tensor) -> Tensor:
     """Mean squared distance between the probabilities and the indicator of the true label (0 to 2)."""
     probs = log_probs.exp()
-    return (probs - torch.nn.functional.one_hot(y, probs.shape[-1])).square().sum(-1).mean(-1)
+    return (probs.square().sum(-1) - 2 * probs.gather(-1, y[..., None]).squeeze(-1) + 1).mean(-1)
 
 
 class Reliability(NamedTuple):
