@@ -217,6 +217,18 @@ class TestConvolutions:
         net.with_convolutions("matmul")
         assert {type(part) for part in net._module.modules() if isinstance(part, nn.Conv2d)} == {nn.Conv2d}
 
+    def test_predictions_are_those_of_one_network_after_another(self):
+        shards = dataclasses.replace(make_shards(), x=randn(100, 3, 8, 8, seed=7))
+        module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+        both, alone = (
+            trained(PFedBayes(), plan=plan, shards=shards, model=make_model(module), seeds=seeds)
+            for plan, seeds in ((dataclasses.replace(EXACT, convolutions="matmul"), (1, 2)), (EXACT, (2,)))
+        )
+        found, expected = both.evaluate(), alone.evaluate()
+        for which in ("personal", "shared"):
+            for estimator, scores in expected[which].items():
+                assert_close(torch.tensor(found[which][estimator]["nll"][1]), torch.tensor(scores["nll"][0]))
+
 
 class TestPrecision:
     def test_half_precision_is_close_and_comes_back_in_full(self):

@@ -197,6 +197,7 @@ class Federation(Prediction):
             raise UserError(f"the models of {method.title} change size: leave execution.graph and .compile out")
         self.plan.activate()
         self.model = self.plan.fit(model)
+        self.predictor = model._replace(half=self.model.half)
         self.train_sets = (torch.cat(shards.train),) if method.pools else shards.train
         self.num_clients = len(self.train_sets)
         self.numbers = np.arange(len(shards.names))

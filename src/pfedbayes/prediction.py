@@ -78,6 +78,7 @@ class Prediction:
 
     shards: Shards
     model: Model
+    predictor: Model  # the same function as it is computed for prediction
     method: Method
     plan: Plan
     seeds: tuple[int, ...]
@@ -358,7 +359,7 @@ class Prediction:
         noise: tuple[Tensor, ...] = ()
         if draws is not None and self.method.stochastic:
             if ways.sampling == "activations" and self.method.gaussian:
-                dense = dense_layers(self.model.net, self.model.inputs(x[0, :1], self.dtype), self.dtype)
+                dense = dense_layers(self.predictor.net, self.model.inputs(x[0, :1], self.dtype), self.dtype)
             drawn = self._noise(which, seeds, clients, x.shape[1], ways.samples, dense)
             noise = tuple(each[:, :draws] for each in drawn)
         own = which == "personal"
@@ -367,13 +368,18 @@ class Prediction:
         axes = (0, 0 if own else None, *(0 for _ in noise))
         count = len(seeds) * (len(clients) if own else 1)
         predict = partial(self._one_model, which, dense)
+        # Not every method can be mapped; and libraries are fast at convolutions of one network with many images.
+        in_turn = count == 1 or self.predictor.net.convolutional
         parts = []
-        for rows in _slices(x_of_models.shape[1 if own else 0], max(1, self._rows_at_once // count)):
+        for rows in _slices(x_of_models.shape[1 if own else 0], self._rows_at_once // (1 if in_turn else count) or 1):
             units = [each[:, :, rows] for each in noise[1:]]
             arguments = (states, x_of_models[:, rows] if own else x_of_models[rows], *noise[:1], *units)
-            if count == 1:  # not every method can be mapped
-                alone = [pick(each, 0) if axis == 0 else each for each, axis in zip(arguments, axes, strict=True)]
-                parts.append(predict(*alone)[None])
+            if in_turn:
+                each_alone = (
+                    [pick(each, k) if axis == 0 else each for each, axis in zip(arguments, axes, strict=True)]
+                    for k in range(count)
+                )
+                parts.append(torch.stack([predict(*alone) for alone in each_alone]))
             else:
                 parts.append(torch.func.vmap(predict, in_dims=axes)(*arguments))
         outputs = torch.cat(parts, dim=2)
@@ -386,9 +392,9 @@ class Prediction:
         own = which == "personal"
         if dense:
             mean, deviation = self.method.personal_weights(state) if own else self.method.shared_weights(state)
-            return drawn_outputs(self.model.net, dense, mean, deviation, self.model.inputs(x, self.dtype), *noise)
+            return drawn_outputs(self.predictor.net, dense, mean, deviation, self.model.inputs(x, self.dtype), *noise)
         predict = self.method.predict_personal if own else self.method.predict_shared
-        return predict(self.model, state, x, noise[0] if noise else None)
+        return predict(self.predictor, state, x, noise[0] if noise else None)
 
     def _noise(
         self,
