@@ -63,6 +63,26 @@ def rows_of(markdown, title):
     return {row[0]: dict(zip(heads[1:], row[1:], strict=True)) for row in rows}
 
 
+class TestTuning:
+    def test_every_setting_has_a_row_and_the_best_one_is_marked(self, folder):
+        settings = {"training.rounds": 400}
+        made = [
+            record("pfedbayes", {"personal": {"mc10": personal}, "shared": {"mc10": shared}}, seed, preset="tuning",
+                   varied={"method.zeta": zeta, "method.scale": "batch"}, size=size, settings=settings)
+            for zeta, personal, shared in ((1.0, 90.0, 80.0), (3.0, 91.0, 82.0))
+            for size in ("small", "medium")
+            for seed in (1, 2)
+        ]  # fmt: skip
+        (folder / "tuning.json").write_text(json.dumps(made))
+        rows = rows_of(results.render(folder)["tuning.md"], "## Accuracy on validation data")
+        assert rows["pFedBayes: ζ = 1, scale = batch"]["overall"] == "85.00"
+        assert rows["pFedBayes: ζ = 3, scale = batch"]["overall"] == "86.50 (chosen)"
+        assert rows["pFedBayes: ζ = 3, scale = batch"]["small: shared"] == "82.00 ± 0.00"
+
+    def test_without_a_sweep_there_is_no_page(self, folder):
+        assert "tuning.md" not in results.render(folder)
+
+
 class TestThePaper:
     def test_its_claims_about_table_1_hold_for_our_copy(self):
         """Section 5.3 says by how much pFedBayes is ahead of the best other method."""

@@ -51,7 +51,7 @@ class Source:
 def read(folder: Path) -> Source:
     """The data files of a folder of results."""
     paper = _read_json(folder / "paper.json")
-    names = ("table1", "table2", "table3")
+    names = ("table1", "table2", "table3", "tuning")
     records = {name: _read_json(path) if (path := folder / f"{name}.json").exists() else [] for name in names}
     return Source(paper, records)
 
@@ -308,7 +308,10 @@ SYMBOLS = {
 
 def _setting(varied: dict[str, Any]) -> str:
     symbols = SYMBOLS | ({"method.eta": "η₂"} if "method.eta_personal" in varied else {})
-    return ", ".join(f"{symbols[key]} = {value:g}" for key, value in varied.items())
+    return ", ".join(
+        f"{symbols.get(key, key.partition('.')[2])} = {value if isinstance(value, str) else format(value, 'g')}"
+        for key, value in varied.items()
+    )
 
 
 def settings_table(source: Source, table: str) -> Table:
@@ -349,3 +352,31 @@ def settings_table(source: Source, table: str) -> Table:
         "code of a method scores them (Per-FedAvg adapted on test data, pFedMe's w, HeurFedAMP's cloud model)",
     }
     return Table(caption[table], heads, [("", rows)])
+
+
+def tuning_table(source: Source) -> Table:
+    """The settings that the preset "tuned" was chosen from."""
+    blocks = []
+    for dataset, title in DATASETS.items():
+        rows = []
+        for method in TUNED:
+            found: dict[str, list[Record]] = {}
+            for record in source.find("tuning", dataset=dataset, method=method, variant=DEFAULT):
+                found.setdefault(_setting(record["varied"]), []).append(record)
+            score = {setting: scores.overall(records) for setting, records in found.items()}
+            best = max((value for value in score.values() if math.isfinite(value)), default=math.nan)
+            for setting, records in found.items():
+                by_size = [[record for record in records if record["size"] == size] for size in SIZES[:2]]
+                cells = [
+                    _text(each, over_seeds(each, model, None, "mean_700_800")) for each in by_size for model in MODELS
+                ]
+                overall = f"{score[setting]:.2f}" if math.isfinite(score[setting]) else NOTHING
+                mark = " (chosen)" if score[setting] == best else ""
+                rounds = records[0]["settings"]["training.rounds"]
+                head = f"{METHODS[method].title}: {setting}"
+                rows.append((head, [*cells, overall + mark, str(rounds), _seeds([e for e in by_size if e])]))
+        if rows:
+            blocks.append((title, rows))
+    heads = [f"{size}: {model}" for size in SIZES[:2] for model in MODELS]
+    caption = "Accuracy on validation data, mean of the last eighth of the rounds"
+    return Table(caption, [*heads, "overall", "rounds", "seeds"], blocks)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,13 @@ def headline(scored: dict[str, Any]) -> dict[str, Any]:
     average = next((name for name in scored if name.startswith("mc")), "mean")
     found: dict[str, Any] = scored[average]
     return found
+
+
+def overall(found: Sequence[Record]) -> float:
+    """One number for records of one setting: the accuracy over the last eighth of the rounds, the mean of models, seeds
+    and sizes. Not a number where one is missing."""
+    accuracies = [headline(each[model])["mean_700_800"] for each in found for model in tables.MODELS if each[model]]
+    return math.nan if None in accuracies or not accuracies else fmean(accuracies)
 
 
 def seconds(found: Sequence[Record]) -> float:

@@ -6,14 +6,12 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from pfedbayes import runs
 from pfedbayes.config import to_toml
 from pfedbayes.errors import UserError
-from pfedbayes.report.scores import DEFAULT, Record, headline
-from pfedbayes.report.tables import MODELS
+from pfedbayes.report.scores import DEFAULT, overall
 from pfedbayes.sweep.cells import Cell
 from pfedbayes.sweep.results import Results
 
@@ -65,19 +63,10 @@ def _rows(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
 
 
 def _score(row: Sequence[Cell], results: Results) -> float | None:
-    """The mean accuracy of a row, or None if a cell of it is missing or has diverged."""
-    accuracies = []
-    for cell in row:
-        records = [record for record in results.get(cell.name, []) if record["variant"] == DEFAULT]
-        if not records:
-            return None
-        accuracies += [fmean(_accuracies(record)) for record in records]
-    return fmean(accuracies) if all(map(math.isfinite, accuracies)) else None
-
-
-def _accuracies(record: Record) -> list[float]:
-    found = [headline(record[model])["mean_700_800"] for model in MODELS if record[model]]
-    return [math.nan if value is None else value for value in found] or [math.nan]
+    """The accuracy of a row, or None if a cell of it is missing or has diverged."""
+    found = [[record for record in results.get(cell.name, []) if record["variant"] == DEFAULT] for cell in row]
+    score = overall([record for records in found for record in records])
+    return score if all(found) and math.isfinite(score) else None
 
 
 def _settings(cell: Cell) -> dict[str, dict[str, Any]]:
