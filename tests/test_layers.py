@@ -23,9 +23,10 @@ LAYERS: list[list[set[str]]] = [
     [{"methods"}, {"data"}],
     [{"clients", "engine", "personalisation", "plan", "population", "prediction"}],
     [
-        {"certificate", "config", "experiment", "execution", "modules", "runs", "stopping", "theorem", "uncertainty"}
-        | {"answering", "calibration", "export", "newcomers", "opening", "portable", "serving", "sheets"}
+        {"answering", "calibration", "certificate", "config", "experiment", "execution", "modules", "runs", "stopping"}
+        | {"theorem", "uncertainty"}
     ],
+    [{"serving"}],
     [{"flower"}, {"report", "sweep", "figure3"}],
     [{"cli"}],
 ]

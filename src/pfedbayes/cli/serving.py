@@ -47,8 +47,8 @@ def predict(
 
     pfedbayes predict runs/clinics-pfedbayes --shared --input new.csv
     """
-    from pfedbayes.opening import open_client
-    from pfedbayes.serving import Wish, predict_file
+    from pfedbayes.serving.client import Wish, predict_file
+    from pfedbayes.serving.opening import open_client
 
     asked = open_client(source, client, shared, device).ask(Wish(samples, coverage, error, abstain_at))
     outcome = predict_file(asked, rows, out)
@@ -83,9 +83,9 @@ def personalize(
 
     pfedbayes predict runs/clinics-pfedbayes --client east --input new.csv
     """
-    from pfedbayes.export import export as write
-    from pfedbayes.newcomers import join
-    from pfedbayes.opening import newcomer_file
+    from pfedbayes.serving.export import export as write
+    from pfedbayes.serving.newcomers import join
+    from pfedbayes.serving.opening import newcomer_file
 
     path = out or newcomer_file(folder, client or own_data.stem)
     joined = join(folder, own_data, client, steps, zeta, hold_out, certificate, device)
@@ -121,10 +121,10 @@ def export(
     examples/load_export.py reads it with torch alone. ONNX and .pt2 files hold the mean network, without uncertainty,
     and are for running elsewhere: pfedbayes does not read them.
     """
-    from pfedbayes import opening
-    from pfedbayes.export import FORMATS
-    from pfedbayes.export import export as write
-    from pfedbayes.serving import Wish
+    from pfedbayes.serving import opening
+    from pfedbayes.serving.client import Wish
+    from pfedbayes.serving.export import FORMATS
+    from pfedbayes.serving.export import export as write
 
     if onnx and torch_export:
         raise UserError("--onnx and --torch-export are two kinds of files: choose one")
