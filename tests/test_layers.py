@@ -19,7 +19,7 @@ LAYERS: list[list[set[str]]] = [
         {"errors", "gaussian", "memory", "optim", "polyagamma", "streams", "trees", "likelihoods", "metrics"}
         | {"bounds", "conformal", "abstention", "theory"}
     ],
-    [{"layers", "nets", "reparametrisation"}],
+    [{"convolutions", "layers", "nets", "reparametrisation"}],
     [{"methods"}, {"data"}],
     [{"clients", "engine", "personalisation", "plan", "population", "prediction"}],
     [
