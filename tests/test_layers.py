@@ -19,13 +19,14 @@ LAYERS: list[list[set[str]]] = [
         {"errors", "gaussian", "memory", "optim", "polyagamma", "streams", "trees", "likelihoods", "metrics"}
         | {"bounds", "conformal", "abstention", "theory"}
     ],
-    [{"layers", "nets", "reparametrisation"}],
+    [{"convolutions", "layers", "nets", "reparametrisation"}],
     [{"methods"}, {"data"}],
     [{"clients", "engine", "personalisation", "plan", "population", "prediction"}],
     [
-        {"certificate", "config", "experiment", "execution", "modules", "runs", "stopping", "theorem", "uncertainty"}
-        | {"answering", "calibration", "export", "newcomers", "opening", "portable", "serving", "sheets"}
+        {"answering", "calibration", "certificate", "config", "experiment", "execution", "modules", "runs", "stopping"}
+        | {"theorem", "uncertainty"}
     ],
+    [{"serving"}],
     [{"flower"}, {"report", "sweep", "figure3"}],
     [{"cli"}],
 ]

@@ -21,10 +21,10 @@ from pfedbayes.data.chunks import read_chunks
 from pfedbayes.errors import UserError
 from pfedbayes.execution import execute
 from pfedbayes.experiment import load
-from pfedbayes.export import export
 from pfedbayes.methods import METHODS
 from pfedbayes.metrics import confidence, log_average
-from pfedbayes.serving import Wish
+from pfedbayes.serving.client import Wish
+from pfedbayes.serving.export import export
 
 with warnings.catch_warnings():  # of typer about click
     warnings.simplefilter("ignore", DeprecationWarning)

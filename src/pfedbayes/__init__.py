@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from pfedbayes.methods import METHODS, Method
     from pfedbayes.methods.pfedbayes import PFedBayes
     from pfedbayes.nets import Model, Net, WithNoise, mlp, vgg
-    from pfedbayes.newcomers import join
-    from pfedbayes.opening import open_client
     from pfedbayes.plan import Plan
+    from pfedbayes.serving import join, open_client
 
 __version__ = "0.1.0"
 __all__ = [
@@ -37,9 +36,8 @@ _HOME = {
     "likelihoods": ("Classification", "Regression"),
     "methods": ("METHODS", "Method", "PFedBayes"),
     "nets": ("Model", "Net", "WithNoise", "mlp", "vgg"),
-    "newcomers": ("join",),
-    "opening": ("open_client",),
     "plan": ("Plan",),
+    "serving": ("join", "open_client"),
 }
 
 

@@ -20,10 +20,10 @@ from pfedbayes.data.tables import optional
 from pfedbayes.errors import UserError
 from pfedbayes.likelihoods import Regression
 from pfedbayes.nets import Pixels
-from pfedbayes.portable import client_bytes
 from pfedbayes.runs import write_file
-from pfedbayes.serving import Client, Wish
-from pfedbayes.sheets import require_folder
+from pfedbayes.serving.client import Client, Wish
+from pfedbayes.serving.portable import client_bytes
+from pfedbayes.serving.sheets import require_folder
 
 FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch": ".pt2"}
 

@@ -17,9 +17,9 @@ from pfedbayes.data.splits import Purpose, held_out
 from pfedbayes.engine import Federation
 from pfedbayes.errors import UserError
 from pfedbayes.metrics import METRICS, scores
-from pfedbayes.opening import load_models
 from pfedbayes.personalisation import personalise
-from pfedbayes.serving import Client
+from pfedbayes.serving.client import Client
+from pfedbayes.serving.opening import load_models
 
 STEPS = 200
 HOLD_OUT = 0.3  # of the rows, to calibrate on

@@ -24,7 +24,7 @@ from pfedbayes.experiment import NetConfig
 from pfedbayes.likelihoods import Likelihood, Regression
 from pfedbayes.metrics import confidence, doubt, log_average, moments
 from pfedbayes.prediction import Which
-from pfedbayes.sheets import sheet
+from pfedbayes.serving.sheets import sheet
 
 AT_ONCE = 1 << 24  # numbers that come out of all draws for the rows predicted together
 

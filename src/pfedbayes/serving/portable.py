@@ -21,7 +21,7 @@ from pfedbayes.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.modules import build_module
 from pfedbayes.nets import Model, Net, WithNoise
 from pfedbayes.plan import choose_device
-from pfedbayes.serving import Asked, Client, Wish
+from pfedbayes.serving.client import Asked, Client, Wish
 
 
 def client_bytes(client: Client, wish: Wish | None = None) -> bytes:

@@ -12,9 +12,9 @@ from pfedbayes.calibration import NOTHING, Kept, together
 from pfedbayes.engine import Federation
 from pfedbayes.errors import UserError
 from pfedbayes.experiment import build_model, from_sections
-from pfedbayes.portable import read_client
 from pfedbayes.prediction import Which
-from pfedbayes.serving import Client
+from pfedbayes.serving.client import Client
+from pfedbayes.serving.portable import read_client
 
 NEWCOMERS = "newcomers"  # the folder in a run folder where clients lie that joined later
 SUFFIX = ".safetensors"

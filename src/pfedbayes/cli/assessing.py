@@ -1,0 +1,150 @@
+"""How far models can be trusted: certificates, uncertainty, the paper's bound."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pfedbayes.cli.common import DataDir, Device
+
+
+def certify(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run made with data.certify.")],
+    delta: Annotated[float, typer.Option(help="How often a certificate may fail, at most.")] = 0.05,
+    steps: Annotated[int, typer.Option(min=1, help="Steps on the examples kept back, from the personal model.")] = 100,
+    draws: Annotated[
+        int | None, typer.Option(min=1, help="Networks drawn per example. Default: 20, or 1000 for convolutions.")
+    ] = None,
+    device: Device = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the certificates as JSON.")] = False,
+) -> None:
+    """Bound the error of every client's own model, by examples that the run kept back.
+
+    A bound needs examples that no model has seen, so the run has to set some apart:
+
+    pfedbayes run --set data.certify=0.5 --out runs/DIR
+
+    pfedbayes certify runs/DIR
+    """
+    from pfedbayes.certificate import CERTIFICATES, POSTERIORS, certify_run
+
+    certificates = certify_run(folder, device, delta=delta, steps=steps, draws=draws)
+    if as_json:
+        typer.echo(json.dumps([certificate.as_json() for certificate in certificates]))
+        return
+    table = Table(title=f"Error of the certified models in %; each bound holds with probability {1 - delta:g}")
+    for heading in ("client", "seed", "bound", "Gibbs", "averaged", "hold-out", "examples", "KL"):
+        table.add_column(heading, justify="left" if heading == "client" else "right", no_wrap=True)
+    for one in certificates:
+        shown = ("vacuous " if one.vacuous else "") + f"{100 * one.bound:.1f}"
+        test = (f"{100 * one.test.gibbs:.1f}", f"{100 * one.test.mc:.1f}") if one.test else ("–", "–")
+        last = (f"{100 * one.hold_out:.1f}", str(one.certified.size), f"{one.kl:.1f}")
+        table.add_row(one.client, str(one.seed), shown, *test, *last)
+    Console().print(table)
+    typer.echo(
+        "bound: on the error of one network drawn from the certified model (Gibbs). Gibbs, averaged: its errors on "
+        f"test data, by one draw and by the average of {certificates[0].draws}. hold-out: the plain bound on the "
+        "averaged prediction of the model as the run left it. examples: kept back by the run. KL: how far the "
+        "certified model has moved since, in nats. vacuous: no better than guessing.\n"
+        f"certificates and certified models: {folder / CERTIFICATES}, {folder / POSTERIORS}"
+    )
+
+
+def uncertainty(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of finished runs.")],
+    samples: Annotated[int, typer.Option(min=1, help="Weight draws averaged in a prediction.")] = 10,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the other data sets lie.")] = None,
+    device: Device = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures of single clients as JSON.")] = False,
+) -> None:
+    """Compare how well runs know what they do not know: calibration, and telling strange inputs from their own.
+
+    With validation data (--set data.validation=0.2 when running) also at a fitted temperature, with conformal sets and
+    abstention.
+    """
+    from pfedbayes import execution, runs
+    from pfedbayes import uncertainty as honesty
+
+    results: dict[str, Any] = {}
+    for folder in folders:
+        data = runs.read(folder).config["data"]
+        others = honesty.other_set(data["name"], data_dir or data.get("dir"))
+        results[str(folder)] = honesty.assess(execution.load(folder, device=device), samples, others)
+    if as_json:
+        typer.echo(json.dumps(results))
+        return
+    for title, columns in honesty.TABLES.items():
+        table = Table("run", "model", title=title)
+        for heading in honesty.headings(columns):
+            table.add_column(heading, justify="right")
+        for name, assessed in results.items():
+            for model, row in honesty.table_rows(assessed, columns):
+                table.add_row(Path(name).name, model, *honesty.cells(row, columns))
+        Console().print(table)
+    for name, meaning in honesty.NAMES.items():
+        typer.echo(f"{name}: {meaning}")
+
+
+def bound(
+    source: Annotated[
+        Path | None, typer.Argument(help="An experiment file or a run folder. Without one: the paper's medium MNIST.")
+    ] = None,
+    n: Annotated[int | None, typer.Option("--n", help="Examples of a client.")] = None,
+    layers: Annotated[int | None, typer.Option(help="L, the number of hidden layers.")] = None,
+    width: Annotated[int | None, typer.Option(help="M, the width of each.")] = None,
+    inputs: Annotated[int | None, typer.Option(help="s_0, the numbers that go in.")] = None,
+    outputs: Annotated[int | None, typer.Option(help="The numbers that come out.")] = None,
+    weight_bound: Annotated[float | None, typer.Option("--bound", help="B, the largest weight.")] = None,
+    zeta: Annotated[float | None, typer.Option(help="Weight of the KL term, at least 1.")] = None,
+    smoothness: Annotated[float | None, typer.Option("--beta", help="Smoothness of the true functions.")] = None,
+    dimension: Annotated[
+        float | None, typer.Option("--d", help="Intrinsic dimension of the data. Default: that of the inputs.")
+    ] = None,
+    constants: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--constant",
+            metavar="NAME=VALUE",
+            help="C, C_prime, C_second, C_0, C_1, C_2, delta: what the paper leaves open. Default: 1, and delta 1.01.",
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Print the terms of the paper's Theorem 1 and what they say about a network and its data.
+
+    Examples:
+
+    pfedbayes bound                                       the paper's medium MNIST
+
+    pfedbayes bound experiments/mnist_small.toml --d 13   another experiment, of data of intrinsic dimension 13
+
+    pfedbayes bound --n 1000000 --width 20 --inputs 2 --outputs 1 --beta 2
+    """
+    from pfedbayes import theorem
+
+    case = theorem.case_of(source, data_dir)
+    given = {
+        "size": n, "layers": layers, "width": width, "inputs": inputs, "outputs": outputs, "zeta": zeta,
+        "weight_bound": weight_bound, "smoothness": smoothness, "dimension": dimension,
+        "constants": theorem.constants_of(constants) if constants else None,
+    }  # fmt: skip
+    case = case._replace(setting=theorem.adapted(case.setting, **given))
+    if as_json:
+        typer.echo(json.dumps(theorem.as_json(case)))
+        return
+    s = case.setting
+    table = Table(title=f"n = {s.size:,}, L = {s.layers}, M = {s.width}, s_0 = {s.inputs}, ζ = {s.zeta:g}")
+    for heading in ("term", "equation", "value", "what it is"):
+        table.add_column(heading, justify="right" if heading == "value" else "left")
+    for term in theorem.terms(s):
+        value = f"{term.value:,}" if isinstance(term.value, int) else f"{term.value:.4g}"
+        table.add_row(term.letter, term.equation, value, term.meaning)
+    Console().print(table)
+    for sentence in [*theorem.words(s), *(f"Note: {note}." for note in case.notes)]:
+        typer.echo(sentence)

@@ -1,0 +1,46 @@
+"""Federations over several machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Federations over several machines, on Flower.", no_args_is_help=True)
+
+
+@app.command()
+def new(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")]) -> None:
+    """Write a Flower app to be filled with your data loader and your network: DIR/federation/task.py."""
+    from pfedbayes.flower.apps import write_app
+
+    for path in write_app(folder):
+        typer.echo(path)
+    typer.echo(f"next: edit {folder / 'federation' / 'task.py'}, then: flwr run {folder} --stream")
+
+
+@app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write them.")],
+    hosts: Annotated[
+        list[str], typer.Option("--host", help="Name or address under which nodes reach the server. Repeatable.")
+    ],
+    nodes: Annotated[int, typer.Option(min=1, help="How many nodes there are.")],
+) -> None:
+    """Make a certificate for the server and a key for each node."""
+    from pfedbayes.flower.keys import make_keys
+
+    for path in make_keys(folder, hosts, nodes):
+        typer.echo(path)
+
+
+@app.command()
+def leave(
+    state_dir: Annotated[Path, typer.Argument(metavar="STATE_DIR", help="The state-dir of the node.")],
+) -> None:
+    """Let a client leave for good, on its node: its state is deleted, and the server is told in the next round."""
+    from pfedbayes.flower.state import StateFolder
+
+    StateFolder(state_dir).leave()
+    typer.echo(f"{state_dir}: the state is deleted; keep the SuperNode running until the server has named the client")

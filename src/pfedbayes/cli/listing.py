@@ -1,0 +1,42 @@
+"""What there is to choose from: methods and data sets."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+
+def methods() -> None:
+    """List the methods: what each learns, where it comes from, its settings and their defaults."""
+    from pfedbayes.methods import METHODS
+
+    table = Table(show_lines=True)
+    table.add_column("name", no_wrap=True)
+    table.add_column("learns", ratio=3)
+    table.add_column("models", no_wrap=True)
+    table.add_column("settings (method.…) and defaults", ratio=4)
+    for name, method in METHODS.items():
+        settings = ", ".join(f"{field.name}={json.dumps(field.default)}" for field in dataclasses.fields(method))
+        models = "\n".join(which for which in ("personal", "shared") if getattr(method, which))
+        table.add_row(name, f"{method.learns} ({method.title}: {method.reference})", models, settings)
+    Console().print(table)
+
+
+def data(
+    data_dir: Annotated[Path | None, typer.Option(help="Look here first.")] = None,
+) -> None:
+    """Show which data sets are there, where they were found, and how to get the rest."""
+    from pfedbayes.data import available
+
+    table = Table(show_lines=True)
+    for heading in ("name", "images", "found", "how to get it"):
+        table.add_column(heading, overflow="fold")
+    for source in available(data_dir):
+        table.add_row(source.name, f"{source.images:,}", source.found or "–", source.how_to_get)
+    Console().print(table)

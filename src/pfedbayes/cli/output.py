@@ -1,0 +1,129 @@
+"""What `pfedbayes run` shows: the data, the rounds, the scores at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from pfedbayes.cli.common import escape
+
+if TYPE_CHECKING:
+    from pfedbayes.engine import Federation
+    from pfedbayes.runs import Run
+
+
+def data_words(federation: Federation) -> list[str]:
+    """What was made of one's own data."""
+    shards = federation.shards
+    if shards.preprocessing is None:
+        return []
+    sizes = [f"{sum(map(len, getattr(shards, part))):,} {part}" for part in ("train", "validation", "test")]
+    count = federation.model.net.num_params
+    return [
+        f"data: {shards.preprocessing.words()}",
+        f"clients: {len(shards.names)}, with {', '.join(sizes)} rows; a model has {count:,} parameters",
+    ]
+
+
+def show_data(console: Console, federation: Federation) -> None:
+    """The same on a console."""
+    for line in data_words(federation):
+        console.print(escape(line), soft_wrap=True)
+
+
+def show_download(console: Console) -> Callable[[str, int, int], None]:
+    """A line that says how much of a file has come, now and then."""
+    shown: dict[str, float] = {}
+
+    def show(name: str, done: int, total: int) -> None:
+        share = done / total if total else 0.0
+        if share - shown.get(name, -1.0) >= 0.1 or done == total:
+            shown[name] = share
+            console.print(f"downloading {name}: {done / 1e6:.0f} of {total / 1e6:.0f} MB", soft_wrap=True)
+
+    return show
+
+
+@contextmanager
+def progress(console: Console, folder: Path, rounds: int) -> Iterator[Any]:
+    """A live line on a terminal, else a line per evaluation."""
+    from pfedbayes import runs
+
+    columns = (
+        TextColumn("round {task.completed:.0f}/{task.total:.0f}"), BarColumn(), TextColumn("{task.fields[scores]}"),
+        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+    )  # fmt: skip
+    read_once = cache(runs.read)  # the log grows, but only clients and sizes are wanted of it
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=rounds, scores="")
+
+        def show(step: Any) -> None:
+            bar.update(task, completed=step.round)
+            if step.record is None:
+                return
+            scores = _short_scores(read_once(folder), step.record)
+            bar.update(task, scores=scores)
+            if not console.is_terminal:
+                left = step.seconds / step.round * (step.rounds - step.round)
+                text = f"round {step.round}/{step.rounds}  {scores}  {step.seconds:.0f} s, about {left:.0f} s left"
+                console.print(text, soft_wrap=True)
+
+        yield show
+
+
+def _short_scores(run: Run, record: dict[str, Any]) -> str:
+    """The first metric of each model, reduced as in the final table."""
+    from pfedbayes.report import tables
+
+    parts = []
+    for row in tables.headline(dataclasses.replace(run, rounds=[record])):
+        name, estimate = next(iter(row.mean.items()))
+        parts.append(f"{row.model} {name} {tables.text(name, estimate)}")
+    return "  ".join(parts)
+
+
+def print_table(result: Run) -> None:
+    """The scores of each model after the last round: their mean over clients, and the worst client's."""
+    from pfedbayes.report import tables
+
+    rows = tables.headline(result)
+    if not rows:
+        typer.echo("no test data, so nothing was scored")
+        return
+    names = tables.metric_names(result)
+    table = Table(title=f"round {tables.final(result)['round']}, {tables.estimator_title(rows[0].estimator)}")
+    table.add_column("model")
+    table.add_column("over clients")
+    for name in names:
+        label = tables.metric(name)
+        table.add_column(label.label + (f" ({label.unit})" if label.unit else ""), justify="right")
+    for row in rows:
+        for title, estimates in (("mean", row.mean), ("worst", row.worst)):
+            table.add_row(row.model, title, *(tables.text(name, estimates[name]) for name in names))
+    Console().print(table)
+
+
+def print_window(result: Run) -> None:
+    """Best, mean and last over the window of rounds, where the experiment has one."""
+    from pfedbayes.report import tables
+
+    if not (rows := tables.window(result)):
+        return
+    name = tables.metric_names(result)[0]
+    first, last = result.config["training"]["evaluate_window"]
+    table = Table(title=f"{tables.metric(name).label} over rounds {first} to {last}")
+    for heading in ("model", "prediction", "best (picked on test data)", "mean", "last"):
+        table.add_column(heading)
+    for row in rows:
+        figures = (tables.text(name, estimate) for estimate in (row.best, row.mean, row.last))
+        table.add_row(row.model, tables.estimator_title(row.estimator), *figures)
+    Console().print(table)

@@ -1,0 +1,202 @@
+"""Train one federation, and write reports of runs."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from pfedbayes.cli.common import INTERRUPTED, DataDir, TrainingDevice, escape, interruptible
+from pfedbayes.cli.output import data_words, print_table, print_window, progress, show_data, show_download
+from pfedbayes.errors import UserError
+
+if TYPE_CHECKING:
+    from pfedbayes.experiment import Experiment
+    from pfedbayes.runs import Run
+
+
+def run(
+    experiment: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A TOML file such as experiments/mnist_medium.toml. Without one: the main job, small MNIST."
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override a setting, e.g. [cyan]--set method.zeta=5[/]. Repeatable.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The run folder. Default: a new one under runs/, named after the experiment."),
+    ] = None,
+    device: TrainingDevice = "auto",
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Train so many federations at once, with seeds training.seed, +1, +2, …"),
+    ] = None,
+    data_dir: DataDir = None,
+    resume: Annotated[bool, typer.Option(help="Go on with an interrupted run, from its last saved state.")] = False,
+    own_data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data", help="Your own data: a table with a client column, or a folder with a file or images per client."
+        ),
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="The column of your data that is to be predicted.")] = None,
+    client_column: Annotated[
+        str | None, typer.Option(help="The column that says whose row it is, if files are not clients.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="classification or regression, if the guess is wrong.")] = None,
+    net: Annotated[
+        str | None, typer.Option(help="mlp, vgg, cnn, or a torch.nn.Module of yours as my_module:MyNet.")
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print the resolved config and an estimate of time and memory, and stop."),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The last line of the output is one JSON object with the result.")
+    ] = False,
+) -> None:
+    """Train one federation and write its run folder and report.
+
+    Examples:
+
+    pfedbayes run                                        pFedBayes on small MNIST, a few minutes on two cores
+
+    pfedbayes run experiments/mnist_medium.toml          the paper's settings (800 rounds)
+
+    pfedbayes run --set method.name=fedavg --seeds 5     another method, five seeds at once
+
+    pfedbayes run --data my_folder/ --target outcome --client-column hospital      your own data
+
+    pfedbayes run --resume --out runs/DIR                go on after an interruption
+    """
+    from pfedbayes import execution, runs
+    from pfedbayes.config import read_toml
+    from pfedbayes.experiment import from_sections, load
+    from pfedbayes.report import tables, words, write
+
+    flags = {
+        "data.path": own_data, "data.target": target, "data.client_column": client_column, "data.task": task,
+        "net.name": net,
+    }  # fmt: skip
+    overrides = [
+        *(f"{key}={json.dumps(str(value), ensure_ascii=False)}" for key, value in flags.items() if value is not None),
+        *(settings or []),
+    ]
+    if resume and experiment is None and out is not None and (out / runs.INFO).exists():
+        if "federation" in runs.read(out).info:
+            raise UserError(f"{out} was made on Flower: start the app again to go on, with flwr run")
+        setup = from_sections(read_toml(out / runs.CONFIG), overrides)
+        numbers = runs.read(out).info["seeds"] if seeds is None else None
+    else:
+        setup = load(experiment, overrides)
+        numbers = None
+    if numbers is None:
+        numbers = [setup.training.seed + k for k in range(seeds or 1)]
+    if dry_run:
+        _print_estimate(setup, numbers, device, data_dir)
+        return
+    folder = out or _default_folder(setup, experiment, resume)
+
+    console = Console(stderr=True, highlight=False)
+    console.print(f"[bold]{setup.method.title}[/] on {escape(setup.data.title)} → {escape(str(folder))}")
+    rounds = execution.execute(
+        setup, folder, numbers, device, resume, data_dir, show_download(console), partial(show_data, console)
+    )
+    with interruptible() as stop, progress(console, folder, setup.training.rounds) as show:
+        for step in rounds:
+            show(step)
+            if stop and step.round < step.rounds:
+                rounds.close()
+                break
+    if stop and not (folder / runs.SUMMARY).exists():
+        console.print(f"stopped after round {step.round}; go on with: pfedbayes run --resume --out {folder}")
+        raise typer.Exit(INTERRUPTED)
+
+    result = runs.read(folder)
+    page = write([folder], folder / runs.REPORT)
+    print_table(result)
+    print_window(result)
+    for sentence in words.stopping(result):
+        typer.echo(sentence)
+    typer.echo(f"run folder: {folder}")
+    typer.echo(f"report:     {page}")
+    if as_json:
+        rows = {row.model: row for row in tables.headline(result)}
+        typer.echo(json.dumps(_json_result(result, rows)))
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="One run folder, or several to compare.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write the page. Default: DIR/report.html, or report.html.")
+    ] = None,
+) -> None:
+    """Write the HTML report of a run, or one page that compares several runs. Opens offline."""
+    from pfedbayes import runs
+    from pfedbayes.report import write
+
+    default = folders[0] / runs.REPORT if len(folders) == 1 else Path("report.html")
+    typer.echo(f"report: {write(folders, out or default)}")
+
+
+def _default_folder(setup: Experiment, experiment: Path | None, resume: bool) -> Path:
+    """runs/NAME, or NAME-2, NAME-3, … if taken; to resume, the newest of them."""
+    from pfedbayes.experiment import method_name
+
+    parts = [
+        experiment.stem if experiment else setup.data.title.replace(" ", "_"),
+        method_name(setup.method),
+    ]
+    base = Path("runs") / "-".join(parts)
+    last, number = None, 1
+    folder = base
+    while folder.exists():
+        last, number = folder, number + 1
+        folder = base.with_name(f"{base.name}-{number}")
+    return last if resume and last else folder
+
+
+def _print_estimate(setup: Experiment, seeds: list[int], device: str, data_dir: Path | None) -> None:
+    """The resolved config, and what the run will take, from a round and an evaluation measured here and now."""
+    from pfedbayes.config import to_toml
+    from pfedbayes.execution import estimate
+
+    typer.echo(to_toml(setup.sections()))
+    cost = estimate(setup, seeds, device, data_dir)
+    for line in data_words(cost.federation):
+        typer.echo(line)
+    typer.echo(
+        f"plan: {', '.join(cost.plan.words())}, {len(seeds)} seed(s)\n"
+        f"time: about {cost.seconds:.0f} s ({cost.seconds_to_start:.0f} s to start, "
+        f"{cost.seconds_per_round:.2g} s a round, "
+        f"{cost.evaluations} evaluations of {cost.seconds_per_evaluation:.2f} s)\n"
+        f"memory: about {cost.bytes / 1e9:.1f} GB for data and states"
+        + (f"\ndisk: about {cost.file_bytes / 1e9:.1f} GB for resting clients" if cost.file_bytes else "")
+    )
+
+
+def _json_result(result: Run, rows: dict[str, Any]) -> dict[str, Any]:
+    """The object of --json: figures per model, the spread over seeds as …_std; a model that is not there is null."""
+    models: dict[str, Any] = {}
+    for model in ("personal", "shared"):
+        row = rows.get(model)
+        models[model] = row and {
+            key: value
+            for name, estimate in row.mean.items()
+            for key, value in ((name, estimate.value), (f"{name}_std", estimate.std))
+            if value is not None
+        }
+    last = result.summary or {}
+    return {**models, "rounds": last["rounds"], "seconds": last["seconds"]}

@@ -1,0 +1,146 @@
+"""Use the models of a run: predict, let newcomers join, export."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pfedbayes.cli.common import Device
+from pfedbayes.errors import UserError
+
+
+def predict(
+    source: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or the file of one client.")],
+    rows: Annotated[
+        Path, typer.Option("--input", help="New rows: CSV, Parquet or NPZ with x; for image runs also images.")
+    ],
+    client: Annotated[str | None, typer.Option(help="Whose model is asked.")] = None,
+    shared: Annotated[bool, typer.Option("--shared", help="Ask the shared model instead.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="A .csv, .tsv, .parquet or .npz file. Default: CSV to the output."),
+    ] = None,
+    error: Annotated[
+        float | None, typer.Option(help="At most this share of the answers may be wrong; abstain else. Default: 0.05.")
+    ] = None,
+    abstain_at: Annotated[
+        float | None,
+        typer.Option(help="Abstain below this probability, or above this deviation of a number, without a promise."),
+    ] = None,
+    coverage: Annotated[float, typer.Option(help="How often conformal sets and intervals hold the truth.")] = 0.9,
+    samples: Annotated[int, typer.Option(min=1, help="Weight draws averaged in a prediction.")] = 100,
+    device: Device = "auto",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The last line of the output is one JSON object with what is guaranteed.")
+    ] = False,
+) -> None:
+    """Predict new rows by a client's own model: probabilities, doubt, whether to abstain, conformal sets.
+
+    Examples:
+
+    pfedbayes predict runs/clinics-pfedbayes --client north --input new.csv -o predicted.csv
+
+    pfedbayes predict runs/clinics-pfedbayes --client north --input new.csv --error 0.02 --coverage 0.95
+
+    pfedbayes predict runs/clinics-pfedbayes --shared --input new.csv
+    """
+    from pfedbayes.serving.client import Wish, predict_file
+    from pfedbayes.serving.opening import open_client
+
+    asked = open_client(source, client, shared, device).ask(Wish(samples, coverage, error, abstain_at))
+    outcome = predict_file(asked, rows, out)
+    abstained = "" if outcome.abstained is None else f"; it abstains from {outcome.abstained:,} of them"
+    where = f" → {out}" if out else ""
+    typer.echo(f"{outcome.rows:,} rows by {asked.client.title}{abstained}{where}", err=True)
+    for statement in asked.statements():
+        typer.echo(f"- {statement}", err=True)
+    if as_json:
+        typer.echo(json.dumps({**outcome._asdict(), "model": asked.client.title, **asked.as_json()}))
+
+
+def personalize(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    own_data: Annotated[Path, typer.Option("--data", help="The newcomer's rows with the target: a table, or images.")],
+    client: Annotated[str | None, typer.Option(help="Its name. Default: that of the file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="A .safetensors file. Default: RUN/newcomers/NAME.safetensors.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=0, help="Steps from the shared model.")] = 200,
+    zeta: Annotated[float | None, typer.Option(min=0, help="Weight of the KL term. Default: the run's.")] = None,
+    hold_out: Annotated[float, typer.Option(help="Share of the rows that are kept for calibration.")] = 0.3,
+    certificate: Annotated[bool, typer.Option(help="Bound its error; slow for convolutions of many rows.")] = True,
+    device: Device = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="The last line of the output is one JSON object.")] = False,
+) -> None:
+    """Give a client that was not in a run its own model, in seconds, from the shared one.
+
+    Examples:
+
+    pfedbayes personalize runs/clinics-pfedbayes --data east.csv
+
+    pfedbayes predict runs/clinics-pfedbayes --client east --input new.csv
+    """
+    from pfedbayes.serving.export import export as write
+    from pfedbayes.serving.newcomers import join
+    from pfedbayes.serving.opening import newcomer_file
+
+    path = out or newcomer_file(folder, client or own_data.stem)
+    joined = join(folder, own_data, client, steps, zeta, hold_out, certificate, device)
+    if out is None:
+        path.parent.mkdir(exist_ok=True)
+    write(joined.client, path)
+    for line in joined.words():
+        typer.echo(line)
+    typer.echo(f"model: {path}")
+    if as_json:
+        bound = joined.certificate and joined.certificate.as_json()
+        figures = {"own": joined.own, "shared": joined.shared, "certificate": bound}
+        typer.echo(json.dumps({"client": joined.client.name, "path": str(path), **figures}))
+
+
+def export(
+    source: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or the file of one client.")],
+    client: Annotated[str | None, typer.Option(help="Whose model.")] = None,
+    shared: Annotated[bool, typer.Option("--shared", help="The shared model instead.")] = False,
+    everybody: Annotated[bool, typer.Option("--all", help="One file for each client of the run.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The file; with --all the folder. Default: NAME.safetensors.")
+    ] = None,
+    onnx: Annotated[bool, typer.Option("--onnx", help="The mean network alone, as ONNX.")] = False,
+    torch_export: Annotated[
+        bool, typer.Option("--torch-export", help="The mean network alone, as a .pt2 file of torch.export.")
+    ] = False,
+    error: Annotated[float | None, typer.Option(help="Of the abstention threshold in the file. Default: 0.05.")] = None,
+    coverage: Annotated[float, typer.Option(help="Of the conformal threshold in the file.")] = 0.9,
+) -> None:
+    """Write a client's model to one file that needs neither the run nor this package.
+
+    examples/load_export.py reads it with torch alone. ONNX and .pt2 files hold the mean network, without uncertainty,
+    and are for running elsewhere: pfedbayes does not read them.
+    """
+    from pfedbayes.serving import opening
+    from pfedbayes.serving.client import Wish
+    from pfedbayes.serving.export import FORMATS
+    from pfedbayes.serving.export import export as write
+
+    if onnx and torch_export:
+        raise UserError("--onnx and --torch-export are two kinds of files: choose one")
+    kind = "onnx" if onnx else "torch" if torch_export else "safetensors"
+    if everybody and (client or shared):
+        raise UserError("--all is every client of the run: leave --client and --shared out")
+    wish = Wish(coverage=coverage, error=error)
+    if everybody:
+        folder = out or Path()
+        folder.mkdir(parents=True, exist_ok=True)
+        for one in opening.open_all(source):
+            path = folder / opening.newcomer_file(Path(), str(one.name)).with_suffix(FORMATS[kind]).name
+            write(one, path, kind, wish)
+            typer.echo(path)
+        return
+    one = opening.open_client(source, client, shared)
+    path = out or Path(f"{one.name or 'shared'}{FORMATS[kind]}")
+    write(one, path, kind, wish)
+    typer.echo(path)
