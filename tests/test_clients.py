@@ -22,6 +22,7 @@ from federations import (
     trained,
 )
 from pfedbayes.clients import Compiled, LocalTraining
+from pfedbayes.convolutions import replace_convolutions
 from pfedbayes.errors import Diverged, UserError
 from pfedbayes.methods import METHODS, FedAvg, PFedBayes
 from pfedbayes.nets import Batch, Net, mlp, vgg
@@ -216,6 +217,14 @@ class TestConvolutions:
         net = Net(vgg())
         net.with_convolutions("matmul")
         assert {type(part) for part in net._module.modules() if isinstance(part, nn.Conv2d)} == {nn.Conv2d}
+
+    def test_groups_are_normalised_as_well_in_half_precision_as_torch_does(self):
+        x = randn(3, 8, 4, 4, dtype=torch.float32) + 10
+        native = nn.GroupNorm(2, 8)
+        half = nn.GroupNorm(2, 8).bfloat16()
+        ours = replace_convolutions(nn.Sequential(nn.GroupNorm(2, 8).bfloat16()), "matmul")
+        errors = [(module(x.bfloat16()).float() - native(x)).abs().max() for module in (ours, half)]
+        assert errors[0] <= 1.5 * errors[1]
 
     def test_predictions_are_those_of_one_network_after_another(self):
         shards = dataclasses.replace(make_shards(), x=randn(100, 3, 8, 8, seed=7))

@@ -237,3 +237,28 @@ def test_bayesian_net_without_noise_is_the_deterministic_net(quiet):
     method = PFedBayes(noise_std=0.0) if quiet == "noise 0" else PFedBayes(rho0=-50.0)
     v, noise = first_server(method, model, seed=1), randn(4, model.net.num_params)
     assert_close(method.predict_shared(model, v, x, noise), model.net(v[0], x).expand(4, 5, 3))
+
+
+class TestThetaInMemory:
+    """A theta may lie in memory in any way, and be differentiated in any way."""
+
+    net = Net(mlp([3, 4, 2], "tanh"))
+    columns, x = randn(net.num_params, 2, dtype=torch.float32), randn(5, 3, dtype=torch.float32)
+
+    def test_columns_of_a_matrix(self):
+        expected = torch.stack([self.net(column.contiguous(), self.x) for column in self.columns.unbind(1)])
+        assert_close(torch.stack([self.net(column, self.x) for column in self.columns.unbind(1)]), expected)
+        assert_close(torch.func.vmap(lambda theta: self.net(theta, self.x), in_dims=1)(self.columns), expected)
+
+    def test_one_number_for_all(self):
+        everywhere = torch.tensor(0.3).expand(self.net.num_params)
+        assert_close(self.net(everywhere, self.x), self.net(everywhere.contiguous(), self.x))
+
+    @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch, about itself
+    def test_forward_mode_agrees_with_a_difference(self):
+        theta, tangent = self.columns.double().T.contiguous()
+        x = self.x.double()
+        _, found = torch.func.jvp(lambda t: self.net(t, x), (theta,), (tangent,))
+        step = 1e-6
+        expected = (self.net(theta + step * tangent, x) - self.net(theta - step * tangent, x)) / (2 * step)
+        assert_close(found, expected, rtol=1e-6, atol=1e-8)

@@ -1,10 +1,13 @@
 """Clients rest where the plan says, and come back to the last bit."""
 
+import concurrent.futures
 import dataclasses
 import errno
 import math
+import multiprocessing
 import os
 import random
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -137,11 +140,49 @@ def test_a_put_that_fails_half_way_keeps_nothing_of_it(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "pwritev", full_after_two_rows)
     with pytest.raises(UserError, match=r"clients.bin \(No space left on device\).*--resume"):
         population.put([3, 2, 1], states([31, 21, 11]))
-    assert len(calls) == 7
+    assert len(calls) >= 7  # rows are written several at a time
     assert same_bits(population.get([1, 2, 3], fresh), states([10, 20, 30]))
     monkeypatch.setattr(os, "pwritev", write)
     population.put([2], states([22]))
     assert same_bits(population.get([1, 2, 3], fresh), states([10, 22, 30]))
+
+
+def test_an_interrupt_leaves_nobody_writing(monkeypatch):
+    population, write, written = in_file(), os.pwritev, []
+
+    def slow(*arguments):
+        time.sleep(0.02)
+        written.append(arguments)
+        return write(*arguments)
+
+    def interrupted(tasks):
+        monkeypatch.setattr("pfedbayes.population.wait", concurrent.futures.wait)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "pwritev", slow)
+    monkeypatch.setattr("pfedbayes.population.wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        population.put(list(range(SIZE)), states(list(range(SIZE))))
+    before = len(written)
+    time.sleep(0.2)
+    assert len(written) == before < 3 * SIZE
+    assert population.met == []
+
+
+def test_a_forked_process_has_threads_of_its_own():
+    population = in_file()
+    population.put([1], states([1]))
+    child = multiprocessing.get_context("fork").Process(target=population.put, args=([2], states([2])))
+    child.start()
+    child.join(timeout=30)
+    assert child.exitcode == 0
+
+
+def test_states_are_put_where_they_rest_wherever_they_come_from():
+    """A device without memory stands for a GPU."""
+    population = InMemory(SIZE, torch.device("meta"), torch.device("meta"))
+    population.put([0, 3], states([10, 30]))
+    assert population.met == [0, 3]
 
 
 def test_reads_and_writes_that_do_less_than_asked_are_gone_on_with(monkeypatch):

@@ -71,10 +71,11 @@ class PlainGroupNorm(nn.GroupNorm):
     """Group normalisation in plain arithmetic: torch's own refuses, mapped over clients, what a product gives."""
 
     def forward(self, x: Tensor) -> Tensor:
-        groups = torch.unflatten(x, 1, (self.num_groups, -1))
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # the mean of many in half precision is none
+        groups = torch.unflatten(wide, 1, (self.num_groups, -1))
         inside = tuple(range(2, groups.dim()))
         variance, mean = torch.var_mean(groups, inside, correction=0, keepdim=True)
-        normal: Tensor = ((groups - mean) * (variance + self.eps).rsqrt()).flatten(1, 2)
+        normal = ((groups - mean) * (variance + self.eps).rsqrt()).flatten(1, 2).to(x.dtype)
         if not self.affine:
             return normal
         shape = (-1, *[1] * (x.dim() - 2))

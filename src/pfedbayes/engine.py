@@ -316,6 +316,7 @@ class Federation(Prediction):
 
     def _local_round(self, round: int) -> tuple[Assignment, State, Trained]:
         """The clients' part of a round: who did what, the states before and after. Nothing is kept yet."""
+        self.plan.activate()  # another federation may have set torch's switches otherwise
         work = self._assign(round)
         received = concat([self.download(s, ids) for s, ids in enumerate(work.trained)])
         before = self.population.get(work.members, self._fresh_clients)
@@ -361,8 +362,9 @@ class Federation(Prediction):
 
     def _assign(self, round: int) -> Assignment:
         """Who does what in this round; beside a GPU the next round's work is laid out while this one's is done."""
-        name = (round, self.cursors.tobytes())
-        work = self._ahead[1].result() if self._ahead and self._ahead[0] == name else self._lay_out(round, self.cursors)
+        ahead, self._ahead = self._ahead, None
+        known = ahead is not None and ahead[0] == (round, self.cursors.tobytes())
+        work = ahead[1].result() if ahead and known else self._lay_out(round, self.cursors)
         if self.device.type == "cuda":
             after = self._advanced(work.members)
             self._ahead = (round + 1, after.tobytes()), BESIDE_A_GPU.submit(self._lay_out, round + 1, after)

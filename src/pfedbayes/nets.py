@@ -106,7 +106,7 @@ class _LaidOut(torch.autograd.Function):
 
     @staticmethod
     def forward(vector: Tensor) -> Tensor:
-        return vector.as_strided(vector.shape, (1,))
+        return vector.contiguous().as_strided(vector.shape, (1,))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -115,6 +115,10 @@ class _LaidOut(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return tangent.view_as(tangent)
 
 
 def _last_layer_size(module: nn.Module) -> int:

@@ -11,7 +11,7 @@ import weakref
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Literal
 
@@ -27,9 +27,19 @@ Resting = Literal["device", "host", "file"]
 HOST = torch.device("cpu")
 Move = Callable[[int, list[memoryview], int], int]  # os.preadv or os.pwritev
 
-FILES = ThreadPoolExecutor(8, thread_name_prefix="clients")
 SMALL_SHARE = 1 / 16  # of the device's memory: what may lie there without being trained
 HOST_SHARE = 1 / 8  # of the host's memory: a checkpoint copies it twice
+
+
+_files = ThreadPoolExecutor(8, thread_name_prefix="clients")
+
+
+def _start_threads() -> None:
+    global _files  # noqa: PLW0603
+    _files = ThreadPoolExecutor(8, thread_name_prefix="clients")
+
+
+os.register_at_fork(after_in_child=_start_threads)  # a child has none of its parent's threads
 
 
 class Population(ABC):
@@ -118,7 +128,7 @@ class InMemory(Population):
             if self._states is None:
                 self._states = self._allocate(states)
             rows = torch.tensor(clients, device=self._rest)
-            arrived = to_host(states) if self._rest == HOST else states
+            arrived = to_host(states) if self._rest == HOST else tree_map(lambda leaf: leaf.to(self._rest), states)
             for old, new in zip(leaves(self._states), leaves(arrived), strict=True):
                 old.index_copy_(0, rows, new)
         self._met.update(dict.fromkeys(clients))
@@ -189,8 +199,16 @@ class InFile(Population):
         """Read or write rows, several at a time."""
         columns = [_bytes(leaf) for leaf in leaves(states)]
         rows = ([column[n].numpy().data for column in columns] for n in range(len(places)))
-        tasks = [FILES.submit(self._move, move, *place, parts) for place, parts in zip(places, rows, strict=True)]
-        wait(tasks)  # nobody writes any more when the first failure is told
+        tasks: list[Future[None]] = []
+        try:
+            for place, parts in zip(places, rows, strict=True):
+                tasks.append(_files.submit(self._move, move, *place, parts))
+            wait(tasks)
+        except BaseException:  # an interrupt too: nobody may go on to move anything once it is told
+            for task in tasks:
+                task.cancel()
+            wait(tasks)
+            raise
         for task in tasks:
             task.result()
 
@@ -347,7 +365,8 @@ def to_host(states: State) -> State:
     if all(leaf.device == HOST for leaf in leaves(states)):
         return states
     arriving = tree_map(send, states)
-    torch.cuda.current_stream().synchronize()
+    for device in {leaf.device for leaf in leaves(states)}:
+        torch.cuda.current_stream(device).synchronize()
     return arriving
 
 

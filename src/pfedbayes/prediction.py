@@ -113,6 +113,7 @@ class Prediction:
     ) -> Tensor:
         """Outputs (K, n, ...) of a client's model or the shared one at inputs x (n, ...): one for each of `samples`
         draws, or the one of the mean network. sampling: see `evaluate`."""
+        self.plan.activate()
         states = stack([self.personal_state(client, seed_index) if which == "personal" else self.servers[seed_index]])
         ways = Ways(samples or 0, sampling=sampling)
         return self._outputs(which, [seed_index], [client], self._to_device(x)[None], ways, states, samples)[0]
@@ -260,6 +261,7 @@ class Prediction:
         self, which: Which, seeds: Sequence[int], clients: list[int], test: Batch, ways: Ways
     ) -> dict[str, Tensor]:
         """Outputs (S * c, K, n, ...) by estimator for test data with a leading client axis."""
+        self.plan.activate()
         if which == "shared":
             states = stack([self.servers[s] for s in seeds])
         else:

@@ -79,6 +79,15 @@ class TestTuning:
         assert rows["pFedBayes: ζ = 3, scale = batch"]["overall"] == "86.50 (chosen)"
         assert rows["pFedBayes: ζ = 3, scale = batch"]["small: shared"] == "82.00 ± 0.00"
 
+    def test_a_setting_that_lacks_a_size_is_not_the_chosen_one(self, folder):
+        made = [
+            record("fedavg", {"shared": {"mean": accuracy}}, preset="tuning", varied={"method.eta": eta}, size=size)
+            for eta, size, accuracy in ((0.1, "small", 80.0), (0.1, "medium", 80.0), (0.2, "medium", 99.0))
+        ]
+        (folder / "tuning.json").write_text(json.dumps(made))
+        rows = rows_of(results.render(folder)["tuning.md"], "## Accuracy on validation data")
+        assert [rows[f"FedAvg: η = {eta}"]["overall"] for eta in (0.1, 0.2)] == ["80.00 (chosen)", "–"]
+
     def test_without_a_sweep_there_is_no_page(self, folder):
         assert "tuning.md" not in results.render(folder)
 

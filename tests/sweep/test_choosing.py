@@ -76,6 +76,16 @@ def test_rows_that_have_diverged_are_out(cells, sweep):
     assert choose(cells, results, sweep.folder / "tuned.toml")[1].startswith("pfedbayes on blobs: method.zeta=2.0")
 
 
+def test_a_size_that_has_diverged_puts_its_row_out(cells, sweep):
+    results = {}
+    for size, eta, accuracy in (("small", "eta=0.1", 80.0), ("medium", "eta=0.1", 80.0), ("medium", "eta=0.2", 99.0)):
+        cell = named(cells, f"_{size}_", "fedavg", eta)
+        results[cell.name] = records(cell, shared=accuracy)
+    lost = named(cells, "_small_", "fedavg", "eta=0.2")
+    results[lost.name] = [record | {"shared": None, "diverged": "round 3"} for record in records(lost, shared=1.0)]
+    assert choose(cells, results, sweep.folder / "tuned.toml")[0].startswith("fedavg on blobs: method.eta=0.1")
+
+
 def test_nothing_is_chosen_on_test_data_or_from_nothing(cells, sweep):
     with pytest.raises(UserError, match="no row of the sweep is complete"):
         choose(cells, {}, sweep.folder / "tuned.toml")

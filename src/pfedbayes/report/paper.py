@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pfedbayes.engine import Training
 from pfedbayes.errors import UserError
 from pfedbayes.methods import METHODS
 from pfedbayes.report import scores, tables
@@ -363,16 +364,22 @@ def tuning_table(source: Source) -> Table:
             found: dict[str, list[Record]] = {}
             for record in source.find("tuning", dataset=dataset, method=method, variant=DEFAULT):
                 found.setdefault(_setting(record["varied"]), []).append(record)
-            score = {setting: scores.overall(records) for setting, records in found.items()}
-            best = max((value for value in score.values() if math.isfinite(value)), default=math.nan)
+            sizes = {record["size"] for records in found.values() for record in records}
+            score = {
+                setting: scores.overall(records) if {record["size"] for record in records} == sizes else math.nan
+                for setting, records in found.items()
+            }
+            best = max(
+                found, key=lambda setting: score[setting] if math.isfinite(score[setting]) else -math.inf, default=""
+            )
             for setting, records in found.items():
                 by_size = [[record for record in records if record["size"] == size] for size in SIZES[:2]]
                 cells = [
                     _text(each, over_seeds(each, model, None, "mean_700_800")) for each in by_size for model in MODELS
                 ]
                 overall = f"{score[setting]:.2f}" if math.isfinite(score[setting]) else NOTHING
-                mark = " (chosen)" if score[setting] == best else ""
-                rounds = records[0]["settings"]["training.rounds"]
+                mark = " (chosen)" if setting == best and overall != NOTHING else ""
+                rounds = records[0]["settings"].get("training.rounds", Training().rounds)
                 head = f"{METHODS[method].title}: {setting}"
                 rows.append((head, [*cells, overall + mark, str(rounds), _seeds([e for e in by_size if e])]))
         if rows:

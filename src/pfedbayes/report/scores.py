@@ -74,9 +74,11 @@ def headline(scored: dict[str, Any]) -> dict[str, Any]:
 
 def overall(found: Sequence[Record]) -> float:
     """One number for records of one setting: the accuracy over the last eighth of the rounds, the mean of models, seeds
-    and sizes. Not a number where one is missing."""
+    and sizes. Not a number if one of them has diverged."""
+    if not found or not all(each["personal"] or each["shared"] for each in found):
+        return math.nan
     accuracies = [headline(each[model])["mean_700_800"] for each in found for model in tables.MODELS if each[model]]
-    return math.nan if None in accuracies or not accuracies else fmean(accuracies)
+    return math.nan if None in accuracies else fmean(accuracies)
 
 
 def seconds(found: Sequence[Record]) -> float:
