@@ -207,7 +207,7 @@ class TestConvolutions:
         x, y, weight = randn(2, 8, 3, 32, 32), torch.arange(16).view(2, 8) % 4, torch.ones(2, 8, dtype=torch.float64)
         module(x[0].float())
         native = make_model(module)
-        ours = native._replace(net=native.net.with_convolutions("matmul"))
+        ours = native._replace(net=native.net.fitted("matmul"))
         thetas = torch.stack([native.net.init(seed, "torch").double() for seed in (1, 2)])
         assert_close(ours.outputs(thetas[0], x[0]), native.outputs(thetas[0], x[0]))
         found, expected = (torch.func.vmap(m.grad_nll)(thetas, Batch(x, y, weight)) for m in (ours, native))
@@ -215,7 +215,7 @@ class TestConvolutions:
 
     def test_the_network_as_it_was_is_left_alone(self):
         net = Net(vgg())
-        net.with_convolutions("matmul")
+        net.fitted("matmul")
         assert {type(part) for part in net._module.modules() if isinstance(part, nn.Conv2d)} == {nn.Conv2d}
 
     def test_groups_are_normalised_as_well_in_half_precision_as_torch_does(self):

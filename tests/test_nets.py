@@ -242,7 +242,7 @@ def test_bayesian_net_without_noise_is_the_deterministic_net(quiet):
 class TestThetaInMemory:
     """A theta may lie in memory in any way, and be differentiated in any way."""
 
-    net = Net(mlp([3, 4, 2], "tanh"))
+    net = Net(mlp([3, 4, 2], "tanh")).fitted(lays_out=True)
     columns, x = randn(net.num_params, 2, dtype=torch.float32), randn(5, 3, dtype=torch.float32)
 
     def test_columns_of_a_matrix(self):

@@ -43,6 +43,7 @@ class Net:
         self._sizes = [parameter.numel() for parameter in parameters.values()]
         self.num_params = sum(self._sizes)
         self.head_size = _last_layer_size(module)
+        self._lays_out = False
         self.convolutional = any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
 
     def module(self, theta: Tensor) -> nn.Module:
@@ -55,8 +56,9 @@ class Net:
 
     def __call__(self, theta: Tensor, x: Tensor) -> Tensor:
         """Outputs (n, ...) of the network with parameters theta (T,) at inputs x (n, ...)."""
-        laid_out: Tensor = _LaidOut.apply(theta)  # type: ignore[no-untyped-call]
-        parts = torch.split_with_sizes(laid_out, self._sizes)  # slices would cost a zero vector each going backward
+        if self._lays_out:
+            theta = _LaidOut.apply(theta)  # type: ignore[no-untyped-call]
+        parts = torch.split_with_sizes(theta, self._sizes)  # slices would cost a zero vector each in the backward pass
         return self.apply([part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)], x)
 
     def apply(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
@@ -65,10 +67,11 @@ class Net:
         outputs: Tensor = torch.func.functional_call(self._module, parameters, (x,))
         return outputs
 
-    def with_convolutions(self, kind: Convolutions) -> Net:
-        """The same function with another way to compute its 2-d convolutions."""
+    def fitted(self, convolutions: Convolutions = "native", lays_out: bool = False) -> Net:
+        """The same function with another way to compute its 2-d convolutions; lays_out: see `_LaidOut`."""
         other = copy.copy(self)
-        other._module = replace_convolutions(copy.deepcopy(self._module), kind)
+        other._module = replace_convolutions(copy.deepcopy(self._module), convolutions)
+        other._lays_out = lays_out
         return other
 
     def join(self, body: Tensor, head: Tensor) -> Tensor:
@@ -100,7 +103,7 @@ class Net:
 
 
 class _LaidOut(torch.autograd.Function):
-    """A vector as it is, in memory: a compiler would else draw a bias anew wherever it is added to something."""
+    """A vector as it is, in memory: the compiler for GPUs would else draw a bias anew wherever it is added."""
 
     generate_vmap_rule = True
 

@@ -77,7 +77,8 @@ class Plan:
 
     def fit(self, model: Model) -> Model:
         """The model as this plan computes it."""
-        return model._replace(net=model.net.with_convolutions(self.convolutions), half=self.precision == "bf16")
+        net = model.net.fitted(self.convolutions, lays_out=self.compile and self.device == "cuda")
+        return model._replace(net=net, half=self.precision == "bf16")
 
 
 def choose_device(device: str) -> str:
