@@ -63,8 +63,9 @@ def main() -> None:
     args = parser.parse_args()
     shards = load_shards(DataConfig(name="mnist", size="medium"))
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
+    options = f"--rounds {args.rounds} --seeds {args.seeds} --nets {' '.join(args.nets)}"
     text = HEAD.format(
-        command=f"python -m benchmarks.precision --rounds {args.rounds} --seeds {args.seeds}",
+        command=f"python -m benchmarks.precision {options}",
         device=device,
         seeds=args.seeds,
         rounds=args.rounds,

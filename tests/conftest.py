@@ -1,5 +1,34 @@
+import sys
+import warnings
+from typing import NamedTuple
+
 import pytest
 import torch
+
+with warnings.catch_warnings():  # of typer about click
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from pfedbayes.cli import main
+
+
+class Outcome(NamedTuple):
+    """What a command has come to."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def in_process(monkeypatch, capsys):
+    """`pfedbayes …` in this process."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["pfedbayes", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        return Outcome(caught.value.code, *capsys.readouterr())
+
+    return call
 
 
 @pytest.fixture(autouse=True)

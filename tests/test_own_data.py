@@ -1,9 +1,7 @@
 """One's own data through the command line: from a file to a run folder, a report, and new rows."""
 
 import json
-import sys
-import warnings
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,10 +10,6 @@ import pfedbayes as package
 from pfedbayes import runs
 from pfedbayes.errors import UserError
 from pfedbayes.experiment import OWN_DATA, load
-
-with warnings.catch_warnings():  # of typer about click
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from pfedbayes.cli import main
 
 SHORT = ["--set", "training.rounds=4", "--set", "training.evaluate_every=2", "--set", "training.local_steps=4"]
 
@@ -38,23 +32,10 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
 @pytest.fixture
-def command(here, monkeypatch, capsys):
+def command(here, in_process):
     """`pfedbayes run …` in this process."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["pfedbayes", "run", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        return Outcome(caught.value.code, *capsys.readouterr())
-
-    return call
+    return partial(in_process, "run")
 
 
 @pytest.fixture

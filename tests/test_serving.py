@@ -5,9 +5,7 @@ import math
 import runpy
 import subprocess
 import sys
-import warnings
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas
@@ -25,10 +23,6 @@ from pfedbayes.methods import METHODS
 from pfedbayes.metrics import confidence, log_average
 from pfedbayes.serving.client import Wish
 from pfedbayes.serving.export import export
-
-with warnings.catch_warnings():  # of typer about click
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from pfedbayes.cli import main
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "load_export.py"
 SHORT = ["training.rounds=30", "training.evaluate_every=10", "training.local_steps=10", "method.eta_personal=0.01"]
@@ -67,24 +61,11 @@ def home(tmp_path_factory):
     return folder
 
 
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
 @pytest.fixture
-def command(home, monkeypatch, capsys):
-    """`pfedbayes …` in this process."""
-
-    def call(*arguments):
-        monkeypatch.chdir(home)
-        monkeypatch.setattr(sys, "argv", ["pfedbayes", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        return Outcome(caught.value.code, *capsys.readouterr())
-
-    return call
+def command(home, monkeypatch, in_process):
+    """`pfedbayes …` in this process, in the folder of the run."""
+    monkeypatch.chdir(home)
+    return in_process
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ SMALL_SHARE = 1 / 16  # of the device's memory: what may lie there without being
 HOST_SHARE = 1 / 8  # of the host's memory: a checkpoint copies it twice
 
 
-_files = ThreadPoolExecutor(8, thread_name_prefix="clients")
+_files: ThreadPoolExecutor
 
 
 def _start_threads() -> None:
@@ -39,6 +39,7 @@ def _start_threads() -> None:
     _files = ThreadPoolExecutor(8, thread_name_prefix="clients")
 
 
+_start_threads()
 os.register_at_fork(after_in_child=_start_threads)  # a child has none of its parent's threads
 
 

@@ -6,6 +6,7 @@ from pfedbayes.config import read_toml
 from pfedbayes.errors import UserError
 from pfedbayes.sweep.cells import load
 from pfedbayes.sweep.choosing import choose
+from pfedbayes.sweep.results import read_results
 
 TUNING = """
 base = "tiny.toml"
@@ -116,3 +117,10 @@ def test_the_tuning_sweep_of_the_repository_is_on_validation_data_with_one_net_f
         assert (cell.experiment.net.norm, cell.experiment.training.flip) == (
             ("group", True) if images else ("none", False)
         )
+
+
+def test_the_preset_of_the_repository_is_what_its_results_choose(pytestconfig, tmp_path):
+    root = pytestconfig.rootpath
+    cells, results = load(root / "experiments" / "tuning.toml"), read_results(root / "docs" / "results" / "tuning.json")
+    choose(cells, results, tmp_path / "tuned.toml")
+    assert (tmp_path / "tuned.toml").read_text() == (root / "experiments" / "tuned.toml").read_text()

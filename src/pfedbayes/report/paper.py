@@ -365,20 +365,16 @@ def tuning_table(source: Source) -> Table:
             for record in source.find("tuning", dataset=dataset, method=method, variant=DEFAULT):
                 found.setdefault(_setting(record["varied"]), []).append(record)
             sizes = {record["size"] for records in found.values() for record in records}
-            score = {
-                setting: scores.overall(records) if {record["size"] for record in records} == sizes else math.nan
-                for setting, records in found.items()
-            }
-            best = max(
-                found, key=lambda setting: score[setting] if math.isfinite(score[setting]) else -math.inf, default=""
-            )
+            complete = {key: each for key, each in found.items() if {record["size"] for record in each} == sizes}
+            score = {key: value for key, each in complete.items() if math.isfinite(value := scores.overall(each))}
+            best = max(score, key=score.__getitem__, default=None)
             for setting, records in found.items():
                 by_size = [[record for record in records if record["size"] == size] for size in SIZES[:2]]
                 cells = [
                     _text(each, over_seeds(each, model, None, "mean_700_800")) for each in by_size for model in MODELS
                 ]
-                overall = f"{score[setting]:.2f}" if math.isfinite(score[setting]) else NOTHING
-                mark = " (chosen)" if setting == best and overall != NOTHING else ""
+                overall = f"{score[setting]:.2f}" if setting in score else NOTHING
+                mark = " (chosen)" if setting == best else ""
                 rounds = records[0]["settings"].get("training.rounds", Training().rounds)
                 head = f"{METHODS[method].title}: {setting}"
                 rows.append((head, [*cells, overall + mark, str(rounds), _seeds([e for e in by_size if e])]))
