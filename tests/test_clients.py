@@ -21,7 +21,7 @@ from federations import (
     same_bits,
     trained,
 )
-from pfedbayes.clients import Compiled, LocalTraining
+from pfedbayes.clients import Compiled, InParts, LocalTraining
 from pfedbayes.convolutions import replace_convolutions
 from pfedbayes.errors import Diverged, UserError
 from pfedbayes.methods import METHODS, FedAvg, PFedBayes
@@ -199,6 +199,7 @@ class TestConvolutions:
             nn.Flatten(),
             nn.LazyLinear(4),
         ),
+        lambda: nn.Sequential(nn.Conv2d(3, 4, (5, 3)), nn.Conv2d(4, 3, (4, 2)), nn.Flatten(), nn.LazyLinear(4)),
     )
 
     @pytest.mark.parametrize("make", MODULES)
@@ -226,13 +227,16 @@ class TestConvolutions:
         errors = [(module(x.bfloat16()).float() - native(x)).abs().max() for module in (ours, half)]
         assert errors[0] <= 1.5 * errors[1]
 
-    def test_predictions_are_those_of_one_network_after_another(self):
+    @pytest.mark.parametrize("plan", [EXACT, pytest.param(ON_GPU, marks=needs_gpu, id="gpu")])
+    def test_predictions_are_those_of_one_network_after_another(self, plan):
         shards = dataclasses.replace(make_shards(), x=randn(100, 3, 8, 8, seed=7))
         module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+        fast = {"graph": True, "compile": True} if plan is ON_GPU else {}
         both, alone = (
             trained(PFedBayes(), plan=plan, shards=shards, model=make_model(module), seeds=seeds)
-            for plan, seeds in ((dataclasses.replace(EXACT, convolutions="matmul"), (1, 2)), (EXACT, (2,)))
+            for plan, seeds in ((dataclasses.replace(plan, convolutions="matmul", **fast), (1, 2)), (plan, (2,)))
         )
+        assert isinstance(both.predictor.net._instead, InParts) == bool(fast)
         found, expected = both.evaluate(), alone.evaluate()
         for which in ("personal", "shared"):
             for estimator, scores in expected[which].items():

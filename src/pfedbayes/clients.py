@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedbayes.methods.base import Method, Shard, State
-from pfedbayes.nets import Batch, Model
+from pfedbayes.nets import Batch, Function, Model
 from pfedbayes.plan import Plan
 from pfedbayes.streams import normals, philox_normals
 from pfedbayes.trees import finite_rows, leaves, pick, rebuild, stack, tree_map
@@ -61,6 +61,11 @@ class Compiled:
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._programs: dict[Any, tuple[Callable[..., list[Tensor]], Any]] = {}
+
+    @property
+    def has_run(self) -> bool:
+        """Whether anything has been compiled yet."""
+        return bool(self._programs)
 
     def __call__(self, *arguments: Any) -> Any:
         flat = [leaf.contiguous() for leaf in leaves(arguments)]
@@ -145,6 +150,21 @@ class Replayed:
         return inputs, outputs, graph
 
 
+class InParts:
+    """A network on a GPU, compiled and replayed for `rows` inputs at a time: a last part is filled up."""
+
+    def __init__(self, network: Function, rows: int = 500) -> None:
+        self._program, self._rows = Replayed(Compiled(network)), rows
+
+    def __call__(self, theta: Tensor, x: Tensor) -> Tensor:
+        outputs = []
+        for part in torch.split(x, self._rows):
+            full = part.new_zeros(self._rows, *x.shape[1:])
+            full[: len(part)] = part
+            outputs.append(self._program(theta, full)[: len(part)].clone())
+        return torch.cat(outputs)
+
+
 class Work(NamedTuple):
     """What n stacked clients are to do in a round.
 
@@ -178,6 +198,11 @@ class LocalTraining:
         self._dtype = getattr(torch, plan.dtype)
         self._step = Compiled(self._advance)
         self._together = Replayed(self._all_at_once) if plan.graph else self._all_at_once
+
+    @property
+    def compiled(self) -> bool:
+        """Whether it has come to compiling, and that has gone well."""
+        return self._step.has_run
 
     def __call__(self, clients: State, received: State, shard: Shard, work: Work) -> Trained:
         """What becomes of these clients, stacked; the next call may overwrite it."""

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedbayes.clients import CannotCompile, LocalTraining, Trained, Work
+from pfedbayes.clients import CannotCompile, InParts, LocalTraining, Trained, Work
 from pfedbayes.data import Shards, positions_of_many
 from pfedbayes.errors import Diverged, UserError
 from pfedbayes.methods.base import Method, Shard, State
@@ -197,7 +197,9 @@ class Federation(Prediction):
             raise UserError(f"the models of {method.title} change size: leave execution.graph and .compile out")
         self.plan.activate()
         self.model = self.plan.fit(model)
-        self.predictor = model._replace(half=self.model.half)
+        # Libraries are fast at convolutions of one network with many images; a compiler is faster, once it has begun.
+        self._plain_predictor = model._replace(half=self.model.half)
+        self._fast_predictor = self.model._replace(net=self.model.net.through(InParts))
         self.train_sets = (torch.cat(shards.train),) if method.pools else shards.train
         self.num_clients = len(self.train_sets)
         self.numbers = np.arange(len(shards.names))
@@ -234,6 +236,13 @@ class Federation(Prediction):
         self.cursors = np.zeros(len(self.seeds) * self.num_clients, dtype=np.int64)
         self._clients_file = clients_file
         self.population = self._settle()
+
+    @property
+    def predictor(self) -> Model:
+        """The model as it is computed for prediction. A run that trains compiles it for images: a prediction or two do
+        not repay that."""
+        fast = self.plan.graph and self.model.net.convolutional and self._local_training.compiled
+        return self._fast_predictor if fast else self._plain_predictor
 
     def _settle(self) -> Population:
         """An empty population, where the plan wants it or, if it leaves that open, where it fits."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +16,7 @@ from pfedbayes.likelihoods import Likelihood
 
 Init = Literal["torch", "kaiming", "normal"]
 Pixels = Literal["signed", "unit"]
+Function = Callable[[Tensor, Tensor], Tensor]  # of theta (T,) and inputs (n, ...)
 
 
 class Net:
@@ -44,6 +45,7 @@ class Net:
         self.num_params = sum(self._sizes)
         self.head_size = _last_layer_size(module)
         self._lays_out = False
+        self._instead: Function | None = None
         self.convolutional = any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
 
     def module(self, theta: Tensor) -> nn.Module:
@@ -56,6 +58,8 @@ class Net:
 
     def __call__(self, theta: Tensor, x: Tensor) -> Tensor:
         """Outputs (n, ...) of the network with parameters theta (T,) at inputs x (n, ...)."""
+        if self._instead:
+            return self._instead(theta, x)
         if self._lays_out:
             theta = _LaidOut.apply(theta)  # type: ignore[no-untyped-call]
         parts = torch.split_with_sizes(theta, self._sizes)  # slices would cost a zero vector each in the backward pass
@@ -72,6 +76,12 @@ class Net:
         other = copy.copy(self)
         other._module = replace_convolutions(copy.deepcopy(self._module), convolutions)
         other._lays_out = lays_out
+        return other
+
+    def through(self, wrap: Callable[[Function], Function]) -> Net:
+        """The same function, computed as `wrap` of it does."""
+        other = copy.copy(self)
+        other._instead = wrap(self)
         return other
 
     def join(self, body: Tensor, head: Tensor) -> Tensor:

@@ -78,7 +78,6 @@ class Prediction:
 
     shards: Shards
     model: Model
-    predictor: Model  # the same function as it is computed for prediction
     method: Method
     plan: Plan
     seeds: tuple[int, ...]
@@ -93,6 +92,11 @@ class Prediction:
     y: Tensor
     device: torch.device
     dtype: torch.dtype
+
+    @property
+    def predictor(self) -> Model:
+        """The model as it is computed for prediction."""
+        return self.model
 
     def models(self) -> list[Which]:
         """Which of the two models the method has."""
@@ -246,7 +250,7 @@ class Prediction:
     @property
     def _rows_at_once(self) -> int:
         """How many examples are predicted in one go. A CPU is busy with few; a GPU needs many to be."""
-        rows = 5000 if self.device.type == "cpu" else 1 << 17
+        rows = 5000 if self.device.type == "cpu" else 130_000
         return rows // 20 if self.model.net.convolutional else rows  # the activations of images are large
 
     def _block_size(self, which: Which, size: int, ways: Ways) -> tuple[int, int]:
