@@ -236,7 +236,10 @@ class TestTables:
             "personal": {"one": 90.0, "mc10": 95.0, "mean": 96.0},
             "shared": {"one": 80.0, "mc10": 85.0, "mean": 86.0},
         }
-        (folder / "table2.json").write_text(json.dumps([record("pfedbayes", values, varied=one["varied"])]))
+        quiet = {"personal": {"one": 96.38}, "shared": {"one": 89.61}}
+        both = [record("pfedbayes", values, varied=one["varied"])]
+        both.append(record("pfedbayes", quiet, variant="public-noise", varied=one["varied"]))
+        (folder / "table2.json").write_text(json.dumps(both))
         last = next(row for row in paper_rows("table3") if row["varied"].get("method.eta") == 0.1)
         pfedme = [
             record("pfedme", {"personal": {"mean": 60.0}, "shared": {"mean": 50.0}}, varied=last["varied"]),
@@ -246,7 +249,10 @@ class TestTables:
         (folder / "table3.json").write_text(json.dumps(pfedme))
         files = results.render(folder)
         row = rows_of(files["table2.md"], "#")["pFedBayes: ρ = -1, ζ = 10, η₁ = 0.001, η₂ = 0.001"]
-        assert list(row.values()) == ["97.38", "91.00", "-6.38", "95.00", "91.61", "81.00", "-10.61", "85.00"]
+        assert list(row.values())[:5] == ["97.38", "91.00", "-6.38", "95.00", "97.38"]
+        assert list(row.values())[5:] == ["91.61", "81.00", "-10.61", "85.00", "90.61"]
+        assert "we are 8.49 points from its figures on average, with 0.001" in files["table2.md"]
+        assert "draws, 0.50 (2 figures" in files["table2.md"]
         rows = rows_of(files["table3.md"], "#")
         row = rows["pFedMe: η₁ = 0.1, η₂ = 0.1, λ = 15"]
         assert list(row.values()) == ["19.73", "41.00", "+21.27", "60.00", "9.90", "51.00", "+41.10", "50.00"]

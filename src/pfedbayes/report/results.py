@@ -67,7 +67,8 @@ def _pages(source: Source) -> Pages:
     ]
     pages: Pages = {"table1": ("Table 1: all methods, data sets and sizes", [ABOUT, *paper.remarks(source)], first)}
     for name, title in (("table2", "Table 2: settings of pFedBayes"), ("table3", "Table 3: settings of the others")):
-        notes = [ABOUT, *paper.device_time(source, name)]
+        noise = paper.noise_of_the_paper(source) if name == "table2" else ()
+        notes = [ABOUT, *noise, *paper.device_time(source, name)]
         pages[name] = (title, notes, [paper.settings_table(source, name)])
     if source.records["tuning"]:
         notes = [ABOUT_TUNING, *paper.device_time(source, "tuning")]
