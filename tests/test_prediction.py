@@ -54,6 +54,15 @@ class TestPrediction:
         again.predict("shared", 0, self.x, samples=7)
         assert torch.equal(again.predict("personal", 1, self.x, samples=3), personal)
 
+    @pytest.mark.parametrize("which", ["personal", "shared"])
+    def test_in_pairs_what_is_linear_in_the_noise_cancels(self, which):
+        ours = trained(PFedBayes(), model=make_model(mlp([3, 3])))
+        pairs, odd = (ours.predict(which, 1, self.x, samples, sampling="pairs") for samples in (4, 3))
+        mean = ours.predict(which, 1, self.x)[0]
+        assert_close(pairs[::2] + pairs[1::2], torch.stack([2 * mean, 2 * mean]))
+        assert (pairs[0] - pairs[2]).abs().max() > 0.01
+        assert torch.equal(odd, pairs[:3])
+
     def test_every_client_has_its_own_draw_of_its_model_and_all_have_one_of_the_shared(self):
         start = federation(PFedBayes())  # all models are still equal
         personal = [start.predict("personal", i, self.x, samples=1) for i in range(2)]
@@ -235,7 +244,7 @@ class TestBlocks:
         assert_each_is_scored_as_if_alone(self.ours(PFedBayes(), shards=shards, model=model))
 
     @pytest.mark.parametrize("rows", [1, 4, 13, 30])
-    @pytest.mark.parametrize("sampling", ["weights", "activations"])
+    @pytest.mark.parametrize("sampling", ["weights", "pairs", "activations"])
     def test_however_few_examples_fit_at_once(self, monkeypatch, rows, sampling):
         ours = self.ours(PFedBayes())
         expected = ours.evaluate(samples=3, sampling=sampling)

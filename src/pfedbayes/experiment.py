@@ -79,8 +79,9 @@ class Evaluation:
     """samples: weight draws averaged in a prediction; split: the data on which models are scored; label_prior: score
     every model also with the client's own label frequencies added to what it says, as a column of its own; estimators:
     which of "one", "mc10" and "mean" to score where weights are drawn (all if not given); sampling: draw the "weights",
-    or the "activations" of dense layers, which is cheaper; clients: score only so many of them, drawn once (all if not
-    given); average_every: score the average of the draws, the dearest, only in rounds divisible by it and in the last.
+    in "pairs" with opposite noise, which steadies their average, or the "activations" of dense layers, which is
+    cheaper; clients: score only so many of them, drawn once (all if not given); average_every: score the average of the
+    draws, the dearest, only in rounds divisible by it and in the last.
     """
 
     samples: int = 10

@@ -25,7 +25,7 @@ from pfedbayes.trees import concat, pick, stack, tree_map
 
 Which = Literal["personal", "shared"]
 Split = Literal["test", "validation"]
-Sampling = Literal["weights", "activations"]
+Sampling = Literal["weights", "pairs", "activations"]
 MODELS: tuple[Which, ...] = ("personal", "shared")
 
 
@@ -136,7 +136,8 @@ class Prediction:
 
         Estimators: "one" weight draw, "mc10" (the average of ten draws) and the "mean" network, or those of them that
         are asked for; a method's further `views`; and each of them again with the client's label prior. sampling:
-        draw the "weights", or the "activations" of dense layers, which is cheaper (see `reparametrisation`).
+        draw the "weights", in "pairs" with opposite noise if wanted, or the "activations" of dense layers, which is
+        cheaper (see `reparametrisation`).
         """
         metrics = METRICS[self.model.likelihood.task]
         table: dict[tuple[Which, str], Tensor] = {}
@@ -366,7 +367,7 @@ class Prediction:
         if draws is not None and self.method.stochastic:
             if ways.sampling == "activations" and self.method.gaussian:
                 dense = dense_layers(self.predictor.net, self.model.inputs(x[0, :1], self.dtype), self.dtype)
-            drawn = self._noise(which, seeds, clients, x.shape[1], ways.samples, dense)
+            drawn = self._noise(which, seeds, clients, x.shape[1], ways, dense)
             noise = tuple(each[:, :draws] for each in drawn)
         own = which == "personal"
         # The shared model has all clients' examples as one long batch, the same for every seed.
@@ -408,20 +409,26 @@ class Prediction:
         seeds: Sequence[int],
         clients: Sequence[int],
         size: int,
-        samples: int,
+        ways: Ways,
         dense: Sequence[Dense],
     ) -> tuple[Tensor, ...]:
         """Noise (models, K, W) of the weights and, if there are dense layers to be drawn, (models, K, n, U) of them.
 
-        A client's model has draws of its own; those of the shared model's weights are the same for all clients.
+        A client's model has draws of its own; those of the shared model's weights are the same for all clients. In
+        pairs g, -g what is linear in the noise cancels in the average, and every draw has the distribution it had.
         """
+        samples = ways.samples
         purpose = Purpose.PERSONAL_PREDICTION if which == "personal" else Purpose.SHARED_PREDICTION
         names = [(self.seeds[s], int(self.numbers[i])) for s in seeds for i in clients]
         if which == "personal":
             keys = [key(seed, purpose, self.round, i) for seed, i in names]
         else:
             keys = [key(self.seeds[s], purpose, self.round) for s in seeds]
-        weights = normals((samples, num_drawn_weights(self.model.net, dense)), keys, self.dtype, self.device)
+        pairs = ways.sampling == "pairs"
+        drawn = (samples + 1) // 2 if pairs else samples
+        weights = normals((drawn, num_drawn_weights(self.model.net, dense)), keys, self.dtype, self.device)
+        if pairs:
+            weights = torch.stack([weights, -weights], dim=2).flatten(1, 2)[:, :samples]
         if not dense:
             return (weights,)
         width = sum(layer.units for layer in dense)
