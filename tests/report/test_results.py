@@ -263,6 +263,7 @@ class TestTables:
         other = {"personal": [[10, 52.0], [20, 64.0]], "shared": [[10, 40.0], [20, 45.0]]}
         values = {"personal": {"mean": 60.0}, "shared": {"mean": 45.0}}
         records = [record("pfedme", values, curve=curve), record("pfedme", values, seed=2, curve=other)]
+        records.append(record("pfedme", values, variant="public-noise", curve=other))
         (folder / "table1.json").write_text(json.dumps(records))
         files = results.render(folder)
         assert [name for name in files if name.endswith(".svg")] == ["figure2_small.svg"]
@@ -294,12 +295,14 @@ def test_the_readme_says_what_the_table_says():
     written = re.findall(
         r"^\| (personal|shared): (paper|ours) \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
     )
-    assert len(written) == 4
+    assert len(written) == 8
     table = (FOLDER / "table1.md").read_text()
-    for model, whose, cells in written:
+    tuned = table[table.index("## Preset tuned") :]
+    shown = [(table, ("### MNIST", "### Fashion-MNIST"))] * 4 + [(tuned, ("### CIFAR-10",))] * 4
+    for (model, whose, cells), (page, datasets) in zip(written, shown, strict=True):
         expected = []
-        for dataset in ("### MNIST", "### Fashion-MNIST"):
-            row = rows_of(table[table.index(dataset) :], dataset)[f"pFedBayes ({model}, ten samples)"]
+        for dataset in datasets:
+            row = rows_of(page[page.index(dataset) :], dataset)[f"pFedBayes ({model}, ten samples)"]
             expected += [row[f"{size}: {whose}"].split(" ")[0] for size in paper.SIZES]
         assert cells.split(" | ") == expected
 

@@ -143,7 +143,13 @@ def _of_paper(source: Source, line: Line, dataset: str, size: str) -> tuple[floa
 
 def _records(source: Source, line: Line, preset: str, split: str, dataset: str, size: str) -> list[Record]:
     found = source.find("table1", preset=preset, split=split, dataset=dataset, size=size, method=line.method)
-    return [record for record in found if record["variant"] == line.variant or "diverged" in record]
+    return [record for record in found if _belongs(record, line.variant)]
+
+
+def _belongs(record: Record, variant: str) -> bool:
+    """Whether a record is of this variant; a run that has diverged stands for all that would have been made of it."""
+    made_of_default = "diverged" in record and record["variant"] == DEFAULT and variant != PUBLIC_NOISE
+    return record["variant"] == variant or made_of_default
 
 
 def beside_paper(source: Source, preset: str) -> Table:
@@ -357,10 +363,9 @@ def settings_table(source: Source, table: str) -> Table:
 
 
 def _settings_records(source: Source, table: str, row: dict[str, Any], variant: str) -> list[Record]:
-    """Our records of a row of the paper; a run that has diverged stands for all that would have been made of it."""
+    """Our records of a row of the paper."""
     found = source.find(table, method=row["method"], varied=row["varied"])
-    made = variant in PUBLIC.values()
-    return [record for record in found if record["variant"] == variant or (made and "diverged" in record)]
+    return [record for record in found if _belongs(record, variant)]
 
 
 def _as_paper(source: Source, table: str, row: dict[str, Any], model: str) -> list[Record]:

@@ -12,6 +12,7 @@ from pfedbayes.report import charts, paper
 from pfedbayes.report.charts import Figure
 from pfedbayes.report.page import Table, environment
 from pfedbayes.report.paper import Source
+from pfedbayes.report.scores import DEFAULT
 from pfedbayes.report.tables import numbers, over_seeds
 
 PAGE = "results.html"
@@ -96,7 +97,8 @@ def _convergence(source: Source) -> dict[str, Figure]:
     for size in paper.SIZES:
         series = []
         for k, method in enumerate(paper.METHODS_OF_THE_PAPER):
-            found = source.find("table1", preset="paper", dataset="mnist", size=size, split="two-block", method=method)
+            cell = {"preset": "paper", "dataset": "mnist", "size": size, "split": "two-block", "variant": DEFAULT}
+            found = source.find("table1", method=method, **cell)
             curves = [record["curve"] for record in found if record.get("curve")]
             if curves:
                 model = "personal" if "personal" in curves[0] else "shared"
