@@ -227,6 +227,15 @@ class TestConvolutions:
         errors = [(module(x.bfloat16()).float() - native(x)).abs().max() for module in (ours, half)]
         assert errors[0] <= 1.5 * errors[1]
 
+    def test_parts_are_filled_up_and_put_together(self, monkeypatch):
+        sizes = []
+        monkeypatch.setattr("pfedbayes.clients.Replayed", lambda program: program)
+        monkeypatch.setattr("pfedbayes.clients.Compiled", lambda network: network)
+        parts = InParts(lambda theta, x: [sizes.append(len(x)), theta * x][1], rows=3)
+        x = randn(8, 2)
+        assert torch.equal(parts(torch.tensor(2.0, dtype=x.dtype), x), 2 * x)
+        assert sizes == [3, 3, 3]
+
     @pytest.mark.parametrize("plan", [EXACT, pytest.param(ON_GPU, marks=needs_gpu, id="gpu")])
     def test_predictions_are_those_of_one_network_after_another(self, plan):
         shards = dataclasses.replace(make_shards(), x=randn(100, 3, 8, 8, seed=7))

@@ -159,9 +159,9 @@ class InParts:
     def __call__(self, theta: Tensor, x: Tensor) -> Tensor:
         outputs = []
         for part in torch.split(x, self._rows):
-            full = part.new_zeros(self._rows, *x.shape[1:])
-            full[: len(part)] = part
-            outputs.append(self._program(theta, full)[: len(part)].clone())
+            missing = part.new_zeros(self._rows - len(part), *x.shape[1:])
+            full = torch.cat([part, missing]) if len(missing) else part
+            outputs.append(self._program(theta, full)[: len(part)].clone())  # the next replay overwrites it
         return torch.cat(outputs)
 
 

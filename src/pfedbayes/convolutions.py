@@ -60,6 +60,7 @@ class MatmulConv2d(nn.Conv2d):
         weight = self.weight.permute(2, 3, 1, 0)
         rows = x.shape[1] - apart_y * (height - 1)
         columns = x.shape[2] - apart_x * (width - 1)
+        # Few patches are moved quickly, and the weights of a tile are four times as many.
         plain = self.stride == self.dilation == (1, 1) and rows % 2 == columns % 2 == 0
         tile = 2 if plain and len(x) * rows * columns >= 16 * self.out_channels else 1
         if tile == 2:  # the weights of the four outputs, each where it meets its pixels in the larger patch

@@ -334,13 +334,14 @@ def settings_table(source: Source, table: str) -> Table:
         method = METHODS[row["method"]]
         cells = []
         for model in MODELS:
-            as_paper = _as_paper(source, table, row, model)
+            variant = PUBLIC.get(row["method"], DEFAULT) if model == "personal" else DEFAULT
+            as_paper = _settings_records(source, table, row, variant)
             proper = _settings_records(source, table, row, DEFAULT)
             quiet = _settings_records(source, table, row, PUBLIC_NOISE)
             if row[model] is None:
                 cells += [NOTHING] * (4 + len(more))
                 continue
-            ours = over_seeds(as_paper, model, _likewise(row), "best_700_800")
+            ours = over_seeds(as_paper, model, "one" if method.stochastic else "mean", "best_700_800")
             cells += [
                 f"{row[model]:.2f}",
                 _text(as_paper, ours),
@@ -366,16 +367,6 @@ def _settings_records(source: Source, table: str, row: dict[str, Any], variant: 
     """Our records of a row of the paper."""
     found = source.find(table, method=row["method"], varied=row["varied"])
     return [record for record in found if _belongs(record, variant)]
-
-
-def _as_paper(source: Source, table: str, row: dict[str, Any], model: str) -> list[Record]:
-    variant = PUBLIC.get(row["method"], DEFAULT) if model == "personal" else DEFAULT
-    return _settings_records(source, table, row, variant)
-
-
-def _likewise(row: dict[str, Any]) -> str:
-    """The estimator that the paper most likely used."""
-    return "one" if METHODS[row["method"]].stochastic else "mean"
 
 
 def noise_of_the_paper(source: Source) -> Iterator[str]:
