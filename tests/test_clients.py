@@ -2,11 +2,13 @@
 
 import dataclasses
 import time
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.testing import assert_close
 
 from federations import (
@@ -21,7 +23,7 @@ from federations import (
     same_bits,
     trained,
 )
-from pfedbayes.clients import Compiled, InParts, LocalTraining
+from pfedbayes.clients import Compiled, InParts, LocalTraining, Views
 from pfedbayes.convolutions import replace_convolutions
 from pfedbayes.errors import Diverged, UserError
 from pfedbayes.methods import METHODS, FedAvg, PFedBayes
@@ -123,8 +125,9 @@ class TestPhilox:
         assert agree(trained(FedAvg(), plan=PHILOX), trained(FedAvg()))
 
 
-class TestFlips:
+class TestViews:
     FLIPPED = dataclasses.replace(TRAINING, flip=True)
+    MOVED = dataclasses.replace(TRAINING, flip=True, shift=1)
 
     def federation_of_images(self, method, symmetric=False, **others):
         """Clients whose examples are images of 3 x 4 pixels, each its own mirror image if asked for."""
@@ -134,34 +137,57 @@ class TestFlips:
         model = make_model(mlp([12, 4, 3], "tanh"))
         return trained(method, shards=shards, model=model, **{"training": self.FLIPPED} | others)
 
-    def test_a_row_that_is_inverted_is_mirrored(self):
+    def test_the_odd_view_of_two_is_the_mirror_image(self):
         x, y = randn(5, 2, 3, 4), torch.arange(5)
-        local = LocalTraining(FedAvg(), make_model(), x, y, EXACT, flip=True)
-        batch = local._gather(x, y, torch.tensor([[3, ~3, ~0]]), torch.ones(1, 3))
+        local = LocalTraining(FedAvg(), make_model(), x, y, EXACT, Views(flip=True))
+        batch = local._gather(x, y, torch.tensor([[6, 7, 1]]), torch.ones(1, 3))
         assert batch.x[0].equal(torch.stack([x[3], x[3].flip(-1), x[0].flip(-1)]))
         assert batch.y.tolist() == [[3, 3, 0]]
+
+    @pytest.mark.parametrize("flip", [False, True])
+    def test_every_view_is_an_image_moved_over_a_canvas_that_repeats_its_edge(self, flip):
+        x = randn(2, 2, 4, 5)
+        views = Views(flip, shift=2)
+        seen, rows = views.of(x, torch.arange(2 * views.count))
+        assert rows.tolist() == [0] * views.count + [1] * views.count
+        canvas = functional.pad(x, (2, 2, 2, 2), mode="replicate")
+        moved = [canvas[:, :, up : up + 4, left : left + 5] for up in range(5) for left in range(5)]
+        expected = torch.stack([side for one in moved for side in ([one, one.flip(-1)] if flip else [one])], 1)
+        assert len({image.numpy().tobytes() for image in seen}) == len(seen)
+        assert {image.numpy().tobytes() for image in seen} == {
+            image.numpy().tobytes() for image in expected.flatten(0, 1)
+        }
+        assert seen[rows == 0].flatten(1).unique(dim=0).equal(expected[0].flatten(1).unique(dim=0))
 
     def test_half_of_the_images_are_mirrored_and_every_draw_has_its_name(self):
         one = self.federation_of_images(FedAvg(), seeds=(1, 2))
         rows = one._assign(1).rows
-        assert 0.35 < (rows < 0).mean() < 0.65
+        assert 0.35 < (rows % 2).mean() < 0.65
         plain = self.federation_of_images(FedAvg(), seeds=(1, 2), training=TRAINING)._assign(1).rows
-        assert (np.where(rows < 0, ~rows, rows) == plain).all()
+        assert (rows // 2 == plain).all()
         alone = self.federation_of_images(FedAvg(), seeds=(2,))._assign(1)
         assert (alone.rows == rows[:, :, rows.shape[2] // 2 :]).all()  # the second seed's half
-        steps = (rows < 0).reshape(len(rows), -1)
+        steps = (rows % 2).reshape(len(rows), -1)
         assert len({step.tobytes() for step in steps}) == len(steps)
 
+    def test_all_views_come_about_equally_often(self):
+        rows = self.federation_of_images(FedAvg(), seeds=tuple(range(40)), training=self.MOVED)._assign(1).rows
+        counts = np.bincount((rows % 18).ravel(), minlength=18) / rows.size
+        assert abs(counts - 1 / 18).max() < 5 * (1 / 18 / rows.size) ** 0.5
+
     @pytest.mark.parametrize("method", [PFedBayes(), FedAvg(), METHODS["perfedavg"]()])
-    def test_results_do_not_depend_on_how_clients_are_trained(self, method):
-        together = self.federation_of_images(method)
-        assert agree(together, self.federation_of_images(method, plan=dataclasses.replace(EXACT, over="loop")))
-        assert agree(together, self.federation_of_images(method, plan=dataclasses.replace(EXACT, chunk=2)))
+    @pytest.mark.parametrize("training", [FLIPPED, MOVED])
+    def test_results_do_not_depend_on_how_clients_are_trained(self, method, training):
+        run = partial(self.federation_of_images, method, training=training)
+        together = run()
+        assert agree(together, run(plan=dataclasses.replace(EXACT, over="loop")))
+        assert agree(together, run(plan=dataclasses.replace(EXACT, chunk=2)))
         assert difference(together.servers, self.federation_of_images(method, training=TRAINING).servers) > 1e-4
 
     @needs_compiler
     def test_results_are_those_without_a_compiler(self):
-        assert agree(self.federation_of_images(PFedBayes()), self.federation_of_images(PFedBayes(), plan=COMPILED))
+        run = partial(self.federation_of_images, PFedBayes(), training=self.MOVED)
+        assert agree(run(), run(plan=COMPILED))
 
     def test_images_that_are_their_own_mirror_images_train_as_without(self):
         with_flips, without = (
@@ -171,16 +197,15 @@ class TestFlips:
         assert same_bits(with_flips.servers, without.servers)
 
     def test_what_is_no_image_is_refused(self):
-        with pytest.raises(UserError, match=r"training\.flip mirrors images"):
-            federation(FedAvg(), training=self.FLIPPED)
+        with pytest.raises(UserError, match=r"training\.flip and \.shift are for images"):
+            federation(FedAvg(), training=self.MOVED)
 
     @needs_gpu
     @pytest.mark.parametrize("compiled", [False, True])
     def test_a_gpu_replays_them(self, compiled):
         plan = dataclasses.replace(ON_GPU, graph=True, compile=compiled)
-        assert agree(
-            self.federation_of_images(PFedBayes(), plan=plan), self.federation_of_images(PFedBayes(), plan=PHILOX)
-        )
+        run = partial(self.federation_of_images, PFedBayes(), training=self.MOVED)
+        assert agree(run(plan=plan), run(plan=PHILOX))
 
 
 class TestConvolutions:

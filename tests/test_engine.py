@@ -57,6 +57,7 @@ class TestTraining:
             ("evaluate_every", 0),
             ("participants", 0),
             ("seed", -1),
+            ("shift", -1),
             ("evaluate_window", (0, 5)),
             ("evaluate_window", (8, 5)),
             ("server_rate", -0.1),

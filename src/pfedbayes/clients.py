@@ -6,6 +6,7 @@ import gc
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -168,7 +169,7 @@ class InParts:
 class Work(NamedTuple):
     """What n stacked clients are to do in a round.
 
-    rows (R, batches per step, n, b): the examples of each batch in the pool, ~row for one to be mirrored; weight
+    rows (R, batches per step, n, b): the examples of each batch in the pool, with the view of each, see `Views`; weight
     (n, b): 1 for real ones, 0 for padding; names (R, n): of the noise of each step.
     """
 
@@ -189,11 +190,40 @@ def _trained(clients: State, uploads: State) -> Trained:
     return Trained(clients, uploads, finite_rows(clients, uploads))
 
 
+@dataclass(frozen=True)
+class Views:
+    """How an image may be seen in a batch: mirrored or not, if it may flip, and moved by up to `shift` pixels each way,
+    where the edge is repeated. Its row in the pool and its view are one number, row * count + view."""
+
+    flip: bool = False
+    shift: int = 0
+
+    @property
+    def count(self) -> int:
+        return (1 + self.flip) * (2 * self.shift + 1) ** 2
+
+    def of(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """These images of the pool x (pool, channels, height, width) as they are seen, and their rows in the pool."""
+        own, view = rows // self.count, rows % self.count
+        sides, places = 1 + self.flip, 2 * self.shift + 1
+        mirrored, moved = view % sides, view // sides
+        down, right = moved // places - self.shift, moved % places - self.shift
+        channels, height, width = (torch.arange(size, device=x.device) for size in x.shape[1:])
+        lines = (height - down[:, None]).clamp(0, len(height) - 1)
+        columns = (width - right[:, None]).clamp(0, len(width) - 1)
+        columns = torch.where(mirrored[:, None] == 1, len(width) - 1 - columns, columns)
+        seen = own[:, None, None, None], channels[:, None, None], lines[:, None, :, None], columns[:, None, None, :]
+        return x[seen], own
+
+
+AS_IT_IS = Views()
+
+
 class LocalTraining:
     """`client_round` over stacked clients as the plan says, on examples of the pool x, y."""
 
-    def __init__(self, method: Method, model: Model, x: Tensor, y: Tensor, plan: Plan, flip: bool = False) -> None:
-        self._method, self._model, self._x, self._y, self._plan, self._flip = method, model, x, y, plan, flip
+    def __init__(self, method: Method, model: Model, x: Tensor, y: Tensor, plan: Plan, views: Views = AS_IT_IS) -> None:
+        self._method, self._model, self._x, self._y, self._plan, self._views = method, model, x, y, plan, views
         self._noise_shape = method.noise_shape(model.net.num_params)
         self._dtype = getattr(torch, plan.dtype)
         self._step = Compiled(self._advance)
@@ -244,10 +274,8 @@ class LocalTraining:
 
     def _gather(self, x: Tensor, y: Tensor, rows: Tensor, weight: Tensor) -> Batch:
         flat = rows.flatten()
-        own = torch.where(flat < 0, ~flat, flat) if self._flip else flat
-        values, targets = x.index_select(0, own), y.index_select(0, own)
-        if self._flip:
-            values = torch.where((flat < 0)[:, None, None, None], values.flip(-1), values)
+        values, own = self._views.of(x, flat) if self._views.count > 1 else (x.index_select(0, flat), flat)
+        targets = y.index_select(0, own)
         return Batch(values.view(*rows.shape, *x.shape[1:]), targets.view(*rows.shape, *y.shape[1:]), weight)
 
     def _noise(self, names: Tensor | NDArray[np.int64]) -> Tensor:

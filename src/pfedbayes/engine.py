@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedbayes.clients import CannotCompile, InParts, LocalTraining, Trained, Work
+from pfedbayes.clients import CannotCompile, InParts, LocalTraining, Trained, Views, Work
 from pfedbayes.data import Shards, positions_of_many
 from pfedbayes.errors import Diverged, UserError
 from pfedbayes.methods.base import Method, Shard, State
@@ -33,7 +33,8 @@ class Training:
     """rounds; local_steps R mini-batch steps of batch_size b per round; participants S averaged per round (all if not
     given); train: "all" N clients train or only the "chosen" S (each method has its own habit, taken if not given);
     evaluate_every so many rounds, at every round of evaluate_window, and after the last; seed of the run.
-    flip: every image of a batch is mirrored left to right with probability 1/2.
+    flip: every image of a batch is mirrored left to right with probability 1/2; shift: it is moved by up to so many
+    pixels up or down and to the left or right, and its edge is repeated where nothing is left.
     server_optimizer: how the server follows the average of the uploads (FedOpt): at once, with "momentum" or by
     "adam"; server_rate and server_momentum are its settings.
     patience: a run stops when the loss on validation data has not become less for so many rounds, and keeps the best
@@ -49,6 +50,7 @@ class Training:
     evaluate_window: tuple[int, int] | None = None
     seed: int = 1
     flip: bool = False
+    shift: int = 0
     server_optimizer: Literal["none", "momentum", "adam"] = "none"
     server_rate: float = 1.0
     server_momentum: float = 0.9
@@ -65,12 +67,18 @@ class Training:
         for name in ("participants", "patience"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.seed < 0:
-            raise ValueError(f"seed must not be negative, got {self.seed}")
+        for name in ("seed", "shift"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.evaluate_window and not 1 <= self.evaluate_window[0] <= self.evaluate_window[1]:
             raise ValueError(
                 f"evaluate_window must be [first, last] with 1 <= first <= last, got {self.evaluate_window}"
             )
+
+    @property
+    def views(self) -> Views:
+        """What becomes of an image in a batch."""
+        return Views(self.flip, self.shift)
 
     def evaluates(self, round: int) -> bool:
         """Whether models are evaluated after this round."""
@@ -147,7 +155,7 @@ PENDING_ROUNDS = 16  # a GPU works on so many rounds before it is asked whether 
 
 class Assignment(NamedTuple):
     """What a round asks of whom: for each seed the clients chosen and those that train; of all members that train the
-    rows of the pool (R, batches per step, members, b), ~row for an image to be mirrored, and the names of the noise
+    rows of the pool (R, batches per step, members, b), with the view of each image, and the names of the noise
     (R, members)."""
 
     chosen: list[NDArray[np.int64]]
@@ -189,9 +197,10 @@ class Federation(Prediction):
         self.plan = plan or plan_for(model, method, self.training, len(shards.train), len(self.seeds))
         if self.plan.over == "vmap" and not method.batched:
             raise UserError(f"{method.title} trains one client after another: set execution.over=loop")
-        if self.training.flip and shards.x.dim() != 4:
+        if self.training.views.count > 1 and shards.x.dim() != 4:
             raise UserError(
-                f"training.flip mirrors images, and one example has the shape {tuple(shards.x.shape[1:])}: leave it out"
+                "training.flip and .shift are for images, and one example has the shape"
+                f" {tuple(shards.x.shape[1:])}: leave them out"
             )
         if method.grows and (self.plan.graph or self.plan.compile):
             raise UserError(f"the models of {method.title} change size: leave execution.graph and .compile out")
@@ -261,7 +270,7 @@ class Federation(Prediction):
     # Training
 
     def _make_local_training(self) -> LocalTraining:
-        return LocalTraining(self.method, self.model, self.x, self.y, self.plan, self.training.flip)
+        return LocalTraining(self.method, self.model, self.x, self.y, self.plan, self.training.views)
 
     def faster_over(self) -> Over | None:
         """Which of vmap and loop takes less time for a local step of a few clients: for convolutions on a CPU, where it
@@ -278,7 +287,7 @@ class Federation(Prediction):
         seconds: dict[Over, float] = {}
         for over in ("vmap", "loop"):
             plain = Plan(over=over, threads=self.plan.threads, dtype=self.plan.dtype)
-            train = LocalTraining(self.method, self.model, self.x, self.y, plain, self.training.flip)
+            train = LocalTraining(self.method, self.model, self.x, self.y, plain, self.training.views)
             times = []
             for _ in range(3):  # the first one sets things up
                 start = time.perf_counter()
@@ -388,12 +397,13 @@ class Federation(Prediction):
         clients, steps = self.numbers[np.concatenate(trained)], np.arange(self.training.local_steps)
         names = keys(seeds, Purpose.TRAINING, round, clients, steps[:, None])
         rows = self._batch_rows(members, cursors)
-        if self.training.flip:
+        views = self.training.views.count
+        if views > 1:
             batches, places = np.arange(rows.shape[1])[:, None, None], np.arange(rows.shape[3])
             drawn = keys(
-                seeds[:, None], Purpose.FLIP, round, clients[:, None], steps[:, None, None, None], batches, places
+                seeds[:, None], Purpose.VIEW, round, clients[:, None], steps[:, None, None, None], batches, places
             )
-            rows = np.where(drawn & 1, ~rows, rows)
+            rows = rows * views + drawn % views
         return Assignment(chosen, trained, members, rows, names)
 
     def _batch_rows(self, members: list[int], cursors: NDArray[np.int64]) -> NDArray[np.int64]:

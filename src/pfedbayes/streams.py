@@ -31,7 +31,7 @@ class Purpose(IntEnum):
     PERSONAL_PREDICTION = 3
     SHARED_PREDICTION = 4
     ADAPTATION = 5
-    FLIP = 6
+    VIEW = 6
 
 
 _MASK = (1 << 64) - 1

@@ -182,7 +182,7 @@ def test_a_node_without_test_data_takes_part_unscored(tmp_path):
     ("setting", "line"),
     [
         ({"training__patience": 3}, "no early stopping: leave training.patience out"),
-        ({"training__flip": True}, "training.flip mirrors images"),
+        ({"training__flip": True}, "training.flip and .shift are for images"),
     ],
 )
 def test_what_flower_cannot_carry_is_one_line(tmp_path, setting, line):

@@ -81,11 +81,16 @@ def test_options_of_server_and_prediction_travel_too(tmp_path):
         assert_same_scores(record, scores[record["round"]])
 
 
-def test_flips_and_rarely_scored_averages_travel_too(tmp_path):
+def test_views_and_rarely_scored_averages_travel_too(tmp_path):
     rows = make_shards()
     images = dataclasses.replace(rows, x=rows.x[:, None, None])
     config = run_config(
-        tmp_path, training__flip=True, training__rounds=5, training__evaluate_every=1, evaluation__average_every=2
+        tmp_path,
+        training__flip=True,
+        training__shift=1,
+        training__rounds=5,
+        training__evaluate_every=1,
+        evaluation__average_every=2,
     )
     grid = FakeGrid(config)
     grid.app = client_app(lambda client, clients: own_data(client, shards=images), model_for)
@@ -96,7 +101,9 @@ def test_flips_and_rarely_scored_averages_travel_too(tmp_path):
     assert ["mc10" in logged[round]["personal"] for round in range(1, 6)] == [False, True, False, True, True]
     for round, record in logged.items():
         assert_same_scores(record, scores[round])
-    plain = by_engine({name: value for name, value in config.items() if name != "training.flip"}, images)
+    plain = by_engine(
+        {name: value for name, value in config.items() if name not in ("training.flip", "training.shift")}, images
+    )
     assert difference(plain[0].servers[0], engine.servers[0]) > 1e-3
 
 
