@@ -90,6 +90,27 @@ def test_a_run_of_a_gpu_can_be_loaded_without_one(tmp_path):
     assert pfedbayes.load(tmp_path / "run", device="cpu").plan.device == "cpu"
 
 
+def test_a_run_of_an_earlier_version_that_lacked_an_option_is_resumed_and_another_config_is_named(tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    list(execute(load_experiment(None, BLOBS), whole, [1]))
+    begun = execute(load_experiment(None, BLOBS), cut, [1])
+    next(begun)
+    begun.close()
+    settings = (cut / runs.CONFIG).read_text()
+    assert "shift = 0\n" in settings
+    (cut / runs.CONFIG).write_text(settings.replace("shift = 0\n", ""))
+    info = json.loads((cut / runs.INFO).read_text())
+    (cut / runs.INFO).write_text(json.dumps(info | {"digest": "of other sections"}))
+    for others, seeds, how in (
+        (["training.shift=1"], [1], "training.shift was 0 and is 1"),
+        ([], [1, 2], r"seeds were \[1\] and are \[1, 2\]"),
+    ):
+        with pytest.raises(UserError, match=rf"was made by another config \({how}\): give another --out"):
+            list(execute(load_experiment(None, BLOBS + others), cut, seeds, resume=True))
+    list(execute(load_experiment(None, BLOBS), cut, [1], resume=True))
+    assert same_bits(pfedbayes.load(cut), pfedbayes.load(whole))
+
+
 def test_smaller_chunks_are_recorded_for_a_resumed_run(tmp_path, monkeypatch):
     train = LocalTraining.__call__
 

@@ -1,8 +1,10 @@
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from pfedbayes.config import to_toml
 from pfedbayes.errors import UserError
 from pfedbayes.experiment import from_sections, load
 from pfedbayes.methods import METHODS, FedAvg, PFedBayes
@@ -54,6 +56,26 @@ def test_a_resolved_config_reads_back():
         for section, values in setup.sections().items()
     }
     assert from_sections(sections) == setup
+
+
+def test_a_config_differs_by_what_it_computes_and_says_how():
+    experiment = load(None, ["training.participants=3", "method.zeta=2.0"])
+    config = tomllib.loads(to_toml(experiment.sections()))
+    assert experiment.difference(config) is None
+    assert load(None, ["training.participants=3", "method.zeta=2", "training.rounds=7"]).difference(config) is None
+    assert load(None, ["training.participants=3"]).difference(config) == "method.zeta was 2.0 and is 1.0"
+    assert load(None, ["method.zeta=2.0"]).difference(config) == "training.participants was 3 and is null"
+    assert load(None, ["method.name=fedavg", "net.init=normal"]).difference(config).startswith("method.name was")
+
+
+def test_what_an_earlier_version_did_not_know_counts_as_its_default():
+    config = tomllib.loads(to_toml(load().sections()))
+    del config["training"]["shift"], config["net"]["activation"]
+    assert load().difference(config) is None
+    assert load(None, ["training.shift=2"]).difference(config) == "training.shift was 0 and is 2"
+    assert load(None, ["net.activation=tanh"]).difference(config) == 'net.activation was "relu" and is "tanh"'
+    config["method"]["forgotten"] = 3
+    assert load().difference(config) == "method.forgotten was 3 and is null"
 
 
 def test_the_digest_tells_experiments_apart_but_not_how_they_are_run():

@@ -82,8 +82,7 @@ def _execute(
     on_download: Callable[[str, int, int], None] | None,
     on_federation: Callable[[Federation], None] | None,
 ) -> Generator[Progress]:
-    digest = experiment.digest(seeds)
-    plan, checkpoint = _previous(writer.folder, digest, resume)
+    plan, checkpoint = _previous(writer.folder, experiment, seeds, resume)
     shards = load_shards(experiment.data, data_dir, on_download)
     if plan is not None:
         _refuse_other_data(runs.read(writer.folder), shards)
@@ -100,7 +99,7 @@ def _execute(
             on_federation(federation)
         writer.write(runs.CONFIG, to_toml(experiment.sections()))
         if plan is None:
-            info = _describe(federation, experiment.evaluation, digest)
+            info = _describe(federation, experiment.evaluation, experiment.digest(seeds))
             writer.write(runs.INFO, json.dumps(info, indent=1) + "\n")
         if shards.preprocessing:
             writer.write(runs.PREPROCESSING, shards.preprocessing.to_json())
@@ -196,7 +195,18 @@ def _columns(scores: Any, clients: list[int]) -> Any:
     return scores and [[values[i] for i in clients] for values in scores]
 
 
-def _previous(folder: Path, digest: str, resume: bool) -> tuple[Plan | None, runs.Checkpoint | None]:
+def other_config(run: runs.Run, experiment: Experiment, seeds: Sequence[int]) -> str | None:
+    """How a run is not one of this experiment with these seeds; None if it is."""
+    if run.info["digest"] is None:
+        return "it was not made by a config"
+    if run.info["seeds"] != list(seeds):
+        return f"seeds were {run.info['seeds']} and are {list(seeds)}"
+    return experiment.difference(run.config)
+
+
+def _previous(
+    folder: Path, experiment: Experiment, seeds: Sequence[int], resume: bool
+) -> tuple[Plan | None, runs.Checkpoint | None]:
     """The recorded plan and the checkpoint to go on from, once the folder is seen to fit the experiment."""
     if not (folder / runs.INFO).exists():
         own = {
@@ -207,8 +217,10 @@ def _previous(folder: Path, digest: str, resume: bool) -> tuple[Plan | None, run
             raise UserError(f"{folder} holds other files ({others[0]}, …): give an empty or a new folder with --out")
         return None, None
     previous = runs.read(folder)
-    if previous.info["digest"] != digest:
-        raise UserError(f"{folder} was made by another config: give another --out, or the settings it was made with")
+    if how := other_config(previous, experiment, seeds):
+        raise UserError(
+            f"{folder} was made by another config ({how}): give another --out, or the settings it was made with"
+        )
     if not resume:
         raise UserError(f"{folder} already holds this run: add --resume to go on with it, or give another --out")
     plan = Plan(**previous.info["plan"])

@@ -173,12 +173,41 @@ class Experiment:
         return sections
 
     def digest(self, seeds: Sequence[int]) -> str:
-        """Identity of what is computed: everything but where the files lie, how it is run and for how long."""
-        sections = self.sections()
-        del sections["execution"], sections["training"]["rounds"]
-        for name in ("dir", "path"):
-            sections["data"].pop(name, None)
-        return hashlib.sha256(json.dumps([sections, list(seeds)], sort_keys=True).encode()).hexdigest()
+        """Identity of what is computed."""
+        return hashlib.sha256(
+            json.dumps([_computed(self.sections()), list(seeds)], sort_keys=True).encode()
+        ).hexdigest()
+
+    def difference(self, config: Mapping[str, Mapping[str, Any]]) -> str | None:
+        """The first setting by which the config of an earlier run computes something else, and how; None if there is
+        none. What that config does not have is younger than the run, and counts as having its default value."""
+        before, now = _computed(config), _computed(self.sections())
+        for section, values in now.items():
+            was = {
+                each.name: _default(each) for each in dataclasses.fields(getattr(self, section)) if each.name in values
+            }
+            was |= before.get(section, {})
+            for name in was | values:
+                old, new = (
+                    json.loads(json.dumps(settings.get(name))) for settings in (was, values)
+                )  # lists, not tuples
+                if old != new:
+                    return f"{section}.{name} was {json.dumps(old)} and is {json.dumps(new)}"
+        return None
+
+
+def _default(setting: dataclasses.Field[Any]) -> Any:
+    return setting.default if setting.default_factory is dataclasses.MISSING else setting.default_factory()
+
+
+def _computed(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Settings that say what is computed: all but where the files lie, how it is run and for how long."""
+    others = {"data": ("dir", "path"), "training": ("rounds",)}
+    return {
+        section: {name: value for name, value in values.items() if name not in others.get(section, ())}
+        for section, values in sections.items()
+        if section != "execution"
+    }
 
 
 Change = tuple[str, str, Any]  # section, key and value of a setting

@@ -178,7 +178,8 @@ class TestRunning:
         sweep(["fedavg sliding"], stopped=after(3))
         sweep.write(sweep.text.replace("seeds = 2", "seeds = 2\nset.training.local_steps = 3"))
         found = sweep(["fedavg sliding"])
-        assert "another config" in found["failed"][NAMES[3]]
+        assert "another config (training.local_steps was 2 and is 3)" in found["failed"][NAMES[3]]
+        assert sweep.said.count(f"failed:  {NAMES[3]}") == 2  # at once, and in the end
         assert sweep(["fedavg sliding"], redo=True)["failed"] == {}
 
     def test_one_that_fails_does_not_stop_the_others(self, sweep):

@@ -25,6 +25,10 @@ ABOUT_TUNING = (
     "A fifth of the training data was held out for this; the test data were not looked at. Of every method the setting "
     "with the best mean over its models, sizes and seeds is taken: experiments/tuned.toml. – : not run."
 )
+ABOUT_STUDIES = (
+    "Accuracy in percent, mean ± standard deviation over seeds; – : not run. Each table is a sweep of that name in the "
+    "folder experiments. What follows from them is in reasons.md."
+)
 
 
 def write(folder: Path) -> list[Path]:
@@ -74,6 +78,8 @@ def _pages(source: Source) -> Pages:
     if source.records["tuning"]:
         notes = [ABOUT_TUNING, *paper.device_time(source, "tuning")]
         pages["tuning"] = ("How the preset “tuned” was chosen", notes, [paper.tuning_table(source)])
+    if studies := paper.study_tables(source):
+        pages["studies"] = ("Studies: what explains the tables", [ABOUT_STUDIES], studies)
     return pages
 
 

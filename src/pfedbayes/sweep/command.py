@@ -86,8 +86,9 @@ def command(
         choose_device(options.device)
         deadline = math.inf if options.minutes is None else begun + 60 * options.minutes
         outcome = run(
-            chosen, options.out, results, options.device, options.data_dir, deadline, stopped, _Teller(console), keep
-        )
+            chosen, options.out, results, options.device, options.data_dir, deadline, stopped, _Teller(console), keep,
+            lambda name, reason: console.print(f"failed:  {name}: {reason}", soft_wrap=True, markup=False),
+        )  # fmt: skip
     if outcome.results:
         keep(outcome.results)
     found = _outcome(chosen, outcome, begun)

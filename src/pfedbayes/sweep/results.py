@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pfedbayes import runs
 from pfedbayes.errors import UserError
+from pfedbayes.execution import other_config
 from pfedbayes.report.scores import Record
 from pfedbayes.sweep.cells import Cell
 
@@ -70,7 +71,7 @@ def changed_under_way(cells: Iterable[Cell], out: Path) -> list[str]:
     return [
         cell.name
         for cell, folder in folders
-        if (folder / runs.INFO).exists() and runs.read(folder).info["digest"] != cell.experiment.digest(cell.seeds)
+        if (folder / runs.INFO).exists() and other_config(runs.read(folder), cell.experiment, cell.seeds)
     ]
 
 

@@ -52,10 +52,12 @@ def run(
     stopped: Callable[[], bool] = lambda: False,
     tell: Callable[[Status], None] = lambda status: None,
     keep: Callable[[Results], None] = lambda results: None,
+    complain: Callable[[str, str], None] = lambda name, reason: None,
 ) -> Outcome:
     """Run the cells that have no results yet, until the deadline (of time.monotonic) or until asked to stop.
 
-    tell: called after every round; keep: called with all results after every cell.
+    tell: called after every round; keep: called with all results after every cell; complain: called with the name of a
+    cell that has failed, and why.
     """
     outcome = Outcome(dict(results))
     with runs.writing(out):
@@ -74,6 +76,7 @@ def run(
                 if not isinstance(error, UserError):
                     traceback.print_exc()
                 outcome.failed[cell.name] = _one_line(error)
+                complain(cell.name, _one_line(error))
                 continue
             finally:
                 _free_memory()
