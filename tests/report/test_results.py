@@ -249,6 +249,7 @@ class TestTables:
     def test_weak_baselines_gaps_of_the_tuned_and_rare_scores_are_told(self, folder):
         few = record("pfedgp", {"personal": {"mean": 80.0}}, dataset="cifar10")
         few["personal"]["mean"]["evaluations"] = 3
+        few["precision"] = "bf16"
         records = [
             record("fedavg", {"shared": {"mean": 80.0}}),
             record("fedprox", {"shared": {"mean": 87.0}}),
@@ -266,6 +267,7 @@ class TestTables:
                 "in 0 of 1 columns; not in MNIST small personal (-1.00 to FedRep)." in page
             )
         assert "CIFAR-10 small, pFedGP, mean network: 3." in page
+        assert "Networks that ran in bfloat16: CIFAR-10 pFedGP." in page
 
     def test_rows_of_tables_2_and_3(self, folder):
         one = paper_rows("table2")[0]
@@ -343,6 +345,15 @@ def test_the_readme_says_what_the_table_says():
             row = rows_of(page[page.index(dataset) :], dataset)[f"pFedBayes ({model}, ten samples)"]
             expected += [row[f"{size}: {whose}"].split(" ")[0] for size in paper.SIZES]
         assert cells.split(" | ") == expected
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for sentence in (
+        r"Of \d+ cells of the other methods \d+ are within 1.5 points of the paper or above it",
+        r"by the best of rounds.* in (\d+ of \d+ columns)",
+        r"by the mean of rounds.* in (\d+ of \d+) columns",
+    ):
+        found = re.search(sentence, table)
+        assert found
+        assert (found[1] if found.re.groups else found[0]) in readme
 
 
 class TestFigure3:

@@ -212,7 +212,13 @@ def honest(source: Source, preset: str, split: str) -> Table:
 
 def remarks(source: Source) -> list[str]:
     """What Table 1 says of its own account, in sentences."""
-    return [*_against_paper(source), *_among_tuned(source), *_rarely_scored(source), *device_time(source, "table1")]
+    return [
+        *_against_paper(source),
+        *_among_tuned(source),
+        *_rarely_scored(source),
+        *_in_bfloat16(source),
+        *device_time(source, "table1"),
+    ]
 
 
 def _columns() -> Iterator[tuple[str, str, str]]:
@@ -306,6 +312,16 @@ def _rarely_scored(source: Source) -> Iterator[str]:
                     fewer[f"{where}, {by}: {scored['evaluations']}"] = None
     if fewer:
         yield f"Rounds scored from 700 to 800 where not all {ROUNDS_SCORED} were: {'; '.join(sorted(fewer))}."
+
+
+def _in_bfloat16(source: Source) -> Iterator[str]:
+    half = {
+        f"{DATASETS[record['dataset']]} {METHODS[record['method']].title}": None
+        for record in source.records["table1"]
+        if record.get("precision") == "bf16"
+    }
+    if half:
+        yield f"Networks that ran in bfloat16: {', '.join(sorted(half))}."
 
 
 def device_time(source: Source, table: str) -> Iterator[str]:

@@ -5,6 +5,7 @@
                        the last eighth of the rounds (picked on the data it is scored on), mean_700_800, their mean,
                        and last; nll and ece at the last round; evaluations, the rounds scored in the last eighth
     device, seconds    where it ran, and this seed's share of the time of the run
+    precision          of matrix products: "full", "tf32" or "bf16"; older records do not have it
     commit             of the code
     cell, varied       the name of the run in its sweep, and the settings by which it differs from others of its row
     settings, curve    its settings as far as they are not the defaults, and the accuracy of each model over the rounds:
@@ -93,6 +94,7 @@ def _origin(run: Run) -> dict[str, Any]:
     took = run.summary["seconds"] if run.summary else (run.rounds[-1]["seconds"] if run.rounds else 0.0)
     return {
         "device": hardware["gpu"] if hardware["device"] == "cuda" else hardware["cpu"],
+        "precision": run.info["plan"]["precision"],
         "seconds": round(took / len(seeds), 2),
         "commit": run.info["commit"],
     }
