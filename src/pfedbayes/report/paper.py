@@ -316,7 +316,7 @@ def _rarely_scored(source: Source) -> Iterator[str]:
 
 def _in_bfloat16(source: Source) -> Iterator[str]:
     half = {
-        f"{DATASETS[record['dataset']]} {METHODS[record['method']].title}": None
+        f"{DATASETS.get(record['dataset'], record['dataset'])} {METHODS[record['method']].title}": None
         for record in source.records["table1"]
         if record.get("precision") == "bf16"
     }
