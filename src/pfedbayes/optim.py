@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def sgd(theta: Tensor, grad: Tensor, rate: float | Tensor) -> Tensor:
+def sgd(theta: Tensor, grad: Tensor, rate: float) -> Tensor:
     """theta - rate * grad."""
     return theta - rate * grad
 

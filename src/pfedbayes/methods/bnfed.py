@@ -34,25 +34,11 @@ class Server(NamedTuple):
     round: Tensor
 
 
-class Received(NamedTuple):
-    """A client's units of the global network, flat, and the rate of its steps in this round."""
-
-    theta: Tensor
-    rate: Tensor
-
-
 class Local(NamedTuple):
     """A client's network, flat, and how many of its examples each class has. All of it is uploaded."""
 
     theta: Tensor
     labels: Tensor
-
-
-class Working(NamedTuple):
-    """A round under way."""
-
-    local: Local
-    rate: Tensor
 
 
 class Units(NamedTuple):
@@ -78,8 +64,7 @@ class Posterior(NamedTuple):
 
 @dataclass(frozen=True)
 class BNFed(Method):
-    """eta: rate of the local SGD steps; decay: its factor from one round to the next (the commands of the authors have
-    0.99, the paper says nothing of it); sigma2: variance of a client's unit around the global one; sigma02: variance of
+    """eta: rate of the local SGD steps; sigma2: variance of a client's unit around the global one; sigma02: variance of
     a global unit around its prior mean, which is 0 but for biases `bias`, where all biases start, too; gamma: mass of
     the process, more makes more global units; sweeps: how often every client is matched anew in a round.
 
@@ -90,7 +75,6 @@ class BNFed(Method):
     """
 
     eta: float = 0.5
-    decay: float = 1.0
     sigma2: float = 1.0
     sigma02: float = 1.0
     gamma: float = 1.0
@@ -115,7 +99,6 @@ class BNFed(Method):
 
     def __post_init__(self) -> None:
         require(self.eta >= 0, f"eta must not be negative, got {self.eta}")
-        require(0 < self.decay <= 1, f"decay must be more than 0 and at most 1, got {self.decay}")
         require(self.sigma2 > 0, f"sigma2 must be positive, got {self.sigma2}")
         require(self.sigma02 > 0, f"sigma02 must be positive, got {self.sigma02}")
         require(self.gamma > 0, f"gamma must be positive, got {self.gamma}")
@@ -138,9 +121,8 @@ class BNFed(Method):
             torch.zeros((), dtype=torch.int64, device=theta.device),
         )
 
-    def download(self, server: Server, clients: Tensor) -> Received:
-        """Each client's own units of the global network, as flat networks (n, T) of the width that clients have; the
-        rate is eta decay^t after t rounds."""
+    def download(self, server: Server, clients: Tensor) -> Tensor:
+        """Each client's own units of the global network, as flat networks (n, T) of the width that clients have."""
         device = server.round.device
         inputs, outputs = (
             torch.arange(width, device=device).expand(len(clients), -1)
@@ -150,9 +132,7 @@ class BNFed(Method):
         parts = []
         for weight, bias, (below, own) in zip(server.weights, server.biases, pairwise(units), strict=True):
             parts += [weight[own[:, :, None], below[:, None, :]].flatten(1), bias[own]]
-        thetas = torch.cat(parts, dim=1)
-        rate = self.eta * self.decay ** server.round.to(thetas.dtype)
-        return Received(thetas, rate.expand(len(clients)))
+        return torch.cat(parts, dim=1)
 
     def aggregate(self, server: Server, uploads: Local, sizes: Tensor, clients: Tensor) -> Server:
         """Match the hidden layers from the last to the first, and take the posterior means of the global units.
@@ -252,17 +232,16 @@ class BNFed(Method):
         chance = self.gamma / (num_clients * torch.arange(1, room + 1, dtype=evidence.dtype))
         return torch.cat([existing, single.sum(1, keepdim=True) + self.novelty * torch.log(chance)], dim=1)
 
-    def begin(self, client: State, received: Received, shard: Shard) -> Working:
-        return Working(Local(received.theta, shard.labels), received.rate)
+    def begin(self, client: State, received: Tensor, shard: Shard) -> Local:
+        return Local(received, shard.labels)
 
-    def step(self, model: Model, working: Working, batches: tuple[Batch, ...], noise: Tensor) -> Working:
-        """theta <- theta - rate grad CE(theta; B)."""
+    def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
+        """theta <- theta - eta grad CE(theta; B)."""
         (batch,) = batches
-        theta, labels = working.local
-        return Working(Local(sgd(theta, model.grad_loss(theta, batch), working.rate), labels), working.rate)
+        return Local(sgd(local.theta, model.grad_loss(local.theta, batch), self.eta), local.labels)
 
-    def end(self, working: Working) -> tuple[State, Local]:
-        return (), working.local
+    def end(self, local: Local) -> tuple[State, Local]:
+        return (), local
 
     def predict_shared(self, model: Model, server: Server, x: Tensor, noise: Tensor | None) -> Tensor:
         """Outputs of the global network, which may be wider than the clients'."""
