@@ -200,6 +200,11 @@ class TestViews:
         with pytest.raises(UserError, match=r"training\.flip and \.shift are for images"):
             federation(FedAvg(), training=self.MOVED)
 
+    def test_images_do_not_leave_the_picture(self):
+        self.federation_of_images(FedAvg(), training=dataclasses.replace(self.MOVED, shift=2))
+        with pytest.raises(UserError, match=r"training\.shift=3 moves images of 3 x 4 pixels out of sight"):
+            self.federation_of_images(FedAvg(), training=dataclasses.replace(self.MOVED, shift=3))
+
     @needs_gpu
     @pytest.mark.parametrize("compiled", [False, True])
     def test_a_gpu_replays_them(self, compiled):

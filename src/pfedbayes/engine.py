@@ -202,6 +202,12 @@ class Federation(Prediction):
                 "training.flip and .shift are for images, and one example has the shape"
                 f" {tuple(shards.x.shape[1:])}: leave them out"
             )
+        shift = self.training.shift
+        if shift and any(1 < side <= shift for side in shards.x.shape[2:]):
+            height, width = shards.x.shape[2:]
+            raise UserError(
+                f"training.shift={shift} moves images of {height} x {width} pixels out of sight: choose a smaller one"
+            )
         if method.grows and (self.plan.graph or self.plan.compile):
             raise UserError(f"the models of {method.title} change size: leave execution.graph and .compile out")
         self.plan.activate()

@@ -87,7 +87,7 @@ def command(
         deadline = math.inf if options.minutes is None else begun + 60 * options.minutes
         outcome = run(
             chosen, options.out, results, options.device, options.data_dir, deadline, stopped, _Teller(console), keep,
-            lambda name, reason: console.print(f"failed:  {name}: {reason}", soft_wrap=True, markup=False),
+            lambda name, reason: _tell_failure(name, reason, console),
         )  # fmt: skip
     if outcome.results:
         keep(outcome.results)
@@ -154,4 +154,8 @@ def _sum_up(found: dict[str, Any], outcome: Outcome, console: Console) -> None:
         if name not in outcome.failed:
             console.print(f"missing: {name}", soft_wrap=True, markup=False)
     for name, reason in outcome.failed.items():
-        console.print(f"failed:  {name}: {reason}", soft_wrap=True, markup=False)
+        _tell_failure(name, reason, console)
+
+
+def _tell_failure(name: str, reason: str, console: Console) -> None:
+    console.print(f"failed:  {name}: {reason}", soft_wrap=True, markup=False)
