@@ -119,12 +119,16 @@ def vgg(device: str, amount: Amount) -> Section:
 
 
 def seeds(device: str, amount: Amount) -> Section:
-    works = {"MLP": Work("pfedbayes", device, local_steps=amount.local_steps)}
+    mlp = Work("pfedbayes", device, local_steps=amount.local_steps)
+    plan = one_plan(device)
+    ways: dict[str, tuple[Work, dict[str, Any]]] = {"MLP": (mlp, plan)}
     if device == "cuda":
-        works["VGG"] = dataclasses.replace(works["MLP"], data="images", clients=20, batch_size=50)
+        images = dataclasses.replace(mlp, data="images", clients=20, batch_size=50)
+        ways["VGG"] = (images, plan)
+        ways["VGG in bfloat16"] = (images, {"plan": {**plan["plan"], "precision": "bf16"}})
     contenders = [
-        Contender(f"{net}, {count}", "ours", dataclasses.replace(work, seeds=number), one_plan(device))
-        for net, work in works.items()
+        Contender(f"{net}, {count}", "ours", dataclasses.replace(work, seeds=number), options)
+        for net, (work, options) in ways.items()
         for count, number in (("one seed", 1), ("five seeds at once", 5))
     ]
     return Section(

@@ -17,6 +17,8 @@ from pfedbayes.sweep.results import Results
 
 # Settings of a tuning run that are not the method's: for how long it is run and when it is looked at.
 SCHEDULE = {"rounds", "seed", "evaluate_every", "evaluate_window"}
+# How the draws of a score are made is the method's too; on which data it is scored is not.
+SCORING = {"sampling"}
 
 
 def choose(cells: Sequence[Cell], results: Results, path: Path) -> list[str]:
@@ -70,10 +72,12 @@ def _score(row: Sequence[Cell], results: Results) -> float | None:
 
 
 def _settings(cell: Cell) -> dict[str, dict[str, Any]]:
-    """What the preset takes over: what the sweep says of net, method and training, but for its schedule."""
+    """What the preset takes over: what the sweep says of net, method, training (not its schedule) and draws."""
     sections: dict[str, dict[str, Any]] = {}
     for section, key, value in cell.changes:
-        if section in ("net", "method", "training") and key not in SCHEDULE and (section, key) != ("method", "name"):
+        training = section in ("net", "method", "training") and key not in SCHEDULE
+        scoring = section == "evaluation" and key in SCORING
+        if (training or scoring) and (section, key) != ("method", "name"):
             sections.setdefault(section, {})[key] = value
     return sections
 
