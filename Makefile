@@ -12,6 +12,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # Idle OpenMP threads that spin make rounds take seconds on a busy machine.
 export OMP_WAIT_POLICY := PASSIVE
+export GOMP_SPINCOUNT := 500
 
 .PHONY: run test lint verify docs examples bench clean
 

@@ -29,7 +29,8 @@ TOLERANCE, TOLERANCE_TF32 = 0.03, 0.2
 
 # The same for every contender.
 ENVIRONMENT = {
-    "OMP_WAIT_POLICY": "PASSIVE",
+    "OMP_WAIT_POLICY": "PASSIVE",  # as the command pfedbayes has it
+    "GOMP_SPINCOUNT": "500",
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",

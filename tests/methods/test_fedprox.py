@@ -32,6 +32,26 @@ def test_later_steps_do():
     assert not same_bits(*servers)
 
 
+class TestFirstAnchor:
+    """Held near the first model received instead of the last."""
+
+    def test_the_first_round_is_the_same(self):
+        servers = [trained(FedProx(prox=0.5, anchor=anchor), 1).servers for anchor in ("received", "first")]
+        assert same_bits(*servers)
+
+    def test_a_strong_penalty_keeps_the_shared_model_where_it_began(self):
+        start = trained(FedProx(), 0).servers[0]
+        held, free = (
+            trained(FedProx(eta=0.1, prox=9.0, anchor=anchor), 20).servers[0] for anchor in ("first", "received")
+        )
+        assert (held - start).norm() < 0.5 * (free - start).norm()
+
+    def test_a_client_that_comes_later_is_held_near_what_it_received_then(self):
+        method = FedProx(anchor="first")
+        later = randn(3, seed=4)
+        assert same_bits(method.begin(method.enrol(later), later, shard=None).anchor, later)
+
+
 class TestQuadraticLoss:
     """Linear regression with unit noise: the mean loss is theta^T A theta / 2 - b^T theta + constant."""
 

@@ -15,8 +15,10 @@ from pfedbayes.cli import assessing, federations, listing, paper, running, servi
 from pfedbayes.cli.common import escape
 from pfedbayes.errors import UserError
 
-# Idle OpenMP threads that spin make rounds take seconds on a busy machine; it has to be said before torch is loaded.
+# Idle OpenMP threads that spin make rounds take seconds on a busy machine; but a moment of it, some microseconds, saves
+# most waking-ups, a fifth of the time of FedAvg. It has to be said before torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "500")
 
 COMMANDS: list[Callable[..., None]] = [
     running.run,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
@@ -19,10 +19,15 @@ class Local(NamedTuple):
 
 @dataclass(frozen=True)
 class FedProx(Method):
-    """eta: rate of the local SGD steps; prox: weight lambda of the proximal term."""
+    """eta: rate of the local SGD steps; prox: weight lambda of the proximal term.
+
+    anchor: what the term holds the model near, the one "received" in this round or the "first" that a client has ever
+    received. The latter is no FedProx, but gives the figures of the pFedBayes paper.
+    """
 
     eta: float = 0.01
     prox: float = 0.001
+    anchor: Literal["received", "first"] = "received"
 
     title = "FedProx"
     reference = "Li et al., MLSys 2020"
@@ -32,8 +37,11 @@ class FedProx(Method):
         require(self.eta >= 0, f"eta must not be negative, got {self.eta}")
         require(self.prox >= 0, f"prox must not be negative, got {self.prox}")
 
+    def enrol(self, received: Tensor) -> State:
+        return received if self.anchor == "first" else ()
+
     def begin(self, client: State, received: Tensor, shard: Shard) -> Local:
-        return Local(received, anchor=received)
+        return Local(received, anchor=client if self.anchor == "first" else received)
 
     def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
         """theta <- theta - eta [grad CE(theta; B) + lambda (theta - w)]."""
@@ -44,4 +52,4 @@ class FedProx(Method):
         return Local(sgd(local.theta, grad, self.eta), local.anchor)
 
     def end(self, local: Local) -> tuple[State, Tensor]:
-        return (), local.theta
+        return local.anchor if self.anchor == "first" else (), local.theta

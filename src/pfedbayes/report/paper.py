@@ -40,6 +40,7 @@ ESTIMATORS = {"one": "one sample", "mc10": "ten samples", "mean": "mean network"
 STUDIES = {
     "views": "Images moved by a pixel or two in training: accuracy on validation data, rounds 700 to 800",
     "swings": "The shared model on CIFAR-10: accuracy on validation data by the mean network, rounds 101 to 200 of 200",
+    "fedprox": "FedProx held near the first model received: accuracy on test data, rounds 700 to 800",
     "bnfed": "BNFed on Fashion-MNIST at lower rates than the paper's 0.5: accuracy on test data, rounds 700 to 800",
 }
 ROUNDS_SCORED = 101  # rounds 700 to 800
