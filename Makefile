@@ -10,7 +10,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-# Idle OpenMP threads that spin make rounds take seconds on a busy machine.
+# Idle OpenMP threads that spin make rounds take seconds on a busy machine; a moment of it saves waking them up.
 export OMP_WAIT_POLICY := PASSIVE
 export GOMP_SPINCOUNT := 500
 

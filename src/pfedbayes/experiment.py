@@ -183,9 +183,8 @@ class Experiment:
         none. What that config does not have is younger than the run, and counts as having its default value."""
         before, now = _computed(config), _computed(self.sections())
         for section, values in now.items():
-            was = {
-                each.name: _default(each) for each in dataclasses.fields(getattr(self, section)) if each.name in values
-            }
+            fields = dataclasses.fields(getattr(self, section))
+            was = {each.name: default_of(each) for each in fields if each.name in values}
             was |= before.get(section, {})
             for name in was | values:
                 old, new = (
@@ -196,7 +195,8 @@ class Experiment:
         return None
 
 
-def _default(setting: dataclasses.Field[Any]) -> Any:
+def default_of(setting: dataclasses.Field[Any]) -> Any:
+    """The value of a setting that nobody has set; dataclasses.MISSING if it has to be."""
     return setting.default if setting.default_factory is dataclasses.MISSING else setting.default_factory()
 
 

@@ -13,6 +13,7 @@ from federations import model_for, same_bits
 from pfedbayes import UserError, load, runs
 from pfedbayes.flower import client_app, load_node
 from pfedbayes.flower.messages import facts_of
+from pfedbayes.flower.settings import Settings
 from pfedbayes.flower.state import Generation, StateFolder
 from pfedbayes.report import write
 
@@ -95,6 +96,21 @@ def test_other_settings_are_refused_by_name(tmp_path, change, reason):
     # Nor do the nodes, should the server have lost its memory of it.
     shutil.rmtree(tmp_path / "run")
     assert reason in refusals(FakeGrid(config))
+
+
+def test_a_federation_from_before_an_option_existed_goes_on_with_its_default(tmp_path, monkeypatch):
+    identity = Settings.identity
+
+    def without(self):
+        return {name: value for name, value in identity(self).items() if name != "training.server_momentum"}
+
+    with monkeypatch.context() as earlier:
+        earlier.setattr(Settings, "identity", without)
+        earlier.setattr(Settings, "completed", lambda self, before: dict(before))
+        config = stopped(tmp_path)
+    with pytest.raises(UserError, match=r"was made with training\.server_momentum = 0\.9 and is now 0\.5"):
+        serve(FakeGrid(config | {"training.server_momentum": 0.5}))
+    assert serve(FakeGrid(config)).round == 3
 
 
 def test_a_lost_state_is_not_replaced_by_a_fresh_one(tmp_path):

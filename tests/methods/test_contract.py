@@ -27,7 +27,7 @@ from federations import (
 )
 from pfedbayes.clients import client_round
 from pfedbayes.errors import Diverged
-from pfedbayes.methods import METHODS
+from pfedbayes.methods import METHODS, FedProx
 from pfedbayes.metrics import METRICS
 from pfedbayes.streams import choose
 from pfedbayes.trees import finite_rows, leaves, pick, stack, tree_map
@@ -41,9 +41,12 @@ PLANS = {
 }
 
 
-@pytest.fixture(params=METHODS)
+OPTIONS = {"fedprox, first anchor": FedProx(eta=0.1, prox=0.5, anchor="first")}  # others keep other things
+
+
+@pytest.fixture(params=[*METHODS, *OPTIONS])
 def method(request):
-    return METHODS[request.param]()
+    return OPTIONS.get(request.param) or METHODS[request.param]()
 
 
 @pytest.fixture(params=PLANS)

@@ -46,10 +46,12 @@ class TestFirstAnchor:
         )
         assert (held - start).norm() < 0.5 * (free - start).norm()
 
-    def test_a_client_that_comes_later_is_held_near_what_it_received_then(self):
-        method = FedProx(anchor="first")
-        later = randn(3, seed=4)
-        assert same_bits(method.begin(method.enrol(later), later, shard=None).anchor, later)
+    def test_a_client_remembers_what_it_received_first(self):
+        method, first, later = FedProx(anchor="first"), randn(3, seed=4), randn(3, seed=5)
+        local = method.begin(method.enrol(first), later, shard=None)
+        assert same_bits(local.anchor, first)
+        assert same_bits(local.theta, later)
+        assert same_bits(method.end(local)[0], first)
 
 
 class TestQuadraticLoss:

@@ -23,7 +23,7 @@ vary = [{ method.eta = 0.01 }, { method.eta = 0.1 }, { method.eta = 0.2, trainin
 [[rows]]
 dataset = "blobs"
 method = "pfedbayes"
-vary = [{ method.zeta = 1.0 }, { method.zeta = 2.0 }]
+vary = [{ method.zeta = 1.0 }, { method.zeta = 2.0, evaluation.sampling = "pairs" }]
 """
 
 
@@ -66,7 +66,7 @@ def test_the_best_row_over_sizes_and_models_is_written_as_a_preset(cells, sweep)
     chosen = read_toml(sweep.folder / "tuned.toml")
     assert chosen["blobs"] == {
         "fedavg": {"net": {"hidden": [5]}, "method": {"eta": 0.1}},  # and nothing of the schedule
-        "pfedbayes": {"method": {"zeta": 2.0}},
+        "pfedbayes": {"method": {"zeta": 2.0}, "evaluation": {"sampling": "pairs"}},  # not the split
     }
     assert lines[0] in (sweep.folder / "tuned.toml").read_text()
 

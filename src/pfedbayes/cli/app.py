@@ -15,10 +15,11 @@ from pfedbayes.cli import assessing, federations, listing, paper, running, servi
 from pfedbayes.cli.common import escape
 from pfedbayes.errors import UserError
 
-# Idle OpenMP threads that spin make rounds take seconds on a busy machine; but a moment of it, some microseconds, saves
-# most waking-ups, a fifth of the time of FedAvg. It has to be said before torch is loaded.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("GOMP_SPINCOUNT", "500")
+# Idle OpenMP threads that spin make rounds take seconds on a busy machine; a moment of it saves waking them up. It has
+# to be said before torch is loaded. The count would undo a policy that somebody has set.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    os.environ.setdefault("GOMP_SPINCOUNT", "500")
 
 COMMANDS: list[Callable[..., None]] = [
     running.run,

@@ -151,7 +151,7 @@ def _start(
         before, now = folder.read(kept[-1]).about, _about(node, task, settings)
         if new_data:
             before["train_size"] = now["train_size"]
-        for old, new in ((before.pop("settings"), now.pop("settings")), (before, now)):
+        for old, new in ((settings.completed(before.pop("settings")), now.pop("settings")), (before, now)):
             remedy = "go on with what it was made with; a new federation needs a new state-dir"
             refuse_difference(old, new, f"the state in {folder.path}", remedy)
     last = min(task["last"], kept[-1]) if kept and older_state else task["last"]

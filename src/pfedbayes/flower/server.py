@@ -296,7 +296,10 @@ class Server:
             raise UserError(f"{folder} holds a run that was not made on Flower: set federation.out to another folder")
         about = previous.info["federation"]
         refuse_difference(
-            about["settings"], self.settings.identity(), str(folder), "set federation.out to another folder"
+            self.settings.completed(about["settings"]),
+            self.settings.identity(),
+            str(folder),
+            "set federation.out to another folder",
         )
         self.id, self.created = about["id"], previous.info["created"]
         for member, name in zip(self.members, previous.info["clients"], strict=True):

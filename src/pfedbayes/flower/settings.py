@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pfedbayes.config import build, nearest, parse_override
 from pfedbayes.engine import Training
 from pfedbayes.errors import UserError
-from pfedbayes.experiment import Evaluation, from_sections, method_name
+from pfedbayes.experiment import Evaluation, default_of, from_sections, method_name
 from pfedbayes.methods import Method
 from pfedbayes.nets import Init
 from pfedbayes.plan import Dtype
@@ -113,13 +113,19 @@ class Settings:
 
     def identity(self) -> dict[str, Any]:
         """What one federation is told from another by: every setting that its results depend on."""
-        plain = json.loads(json.dumps(self.sections()))  # lists instead of tuples, as they are read back
-        return {
-            f"{section}.{name}": value
-            for section, values in plain.items()
-            for name, value in values.items()
-            if name not in OPERATION.get(section, ())
+        return _identity(self.sections())
+
+    def completed(self, before: Mapping[str, Any]) -> dict[str, Any]:
+        """An earlier identity, in which settings that are younger than it have their default values."""
+        defaults = {
+            section: {
+                each.name: default_of(each)
+                for each in dataclasses.fields(getattr(self, section))
+                if f"{section}.{each.name}" not in before
+            }
+            for section in SECTIONS
         }
+        return _identity(defaults) | dict(before)
 
     def digest(self) -> str:
         """The identity as a short text."""
@@ -130,6 +136,15 @@ class Settings:
         if self.method.everybody:
             return self.federation.clients
         return self.federation.min_replies or asked // 2 + 1
+
+
+def _identity(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        f"{section}.{name}": json.loads(json.dumps(value))  # lists instead of tuples, as they are read back
+        for section, values in sections.items()
+        for name, value in values.items()
+        if name not in OPERATION.get(section, ())
+    }
 
 
 def refuse_difference(before: Mapping[str, Any], now: Mapping[str, Any], what: str, remedy: str) -> None:

@@ -22,7 +22,7 @@ class FedProx(Method):
     """eta: rate of the local SGD steps; prox: weight lambda of the proximal term.
 
     anchor: what the term holds the model near, the one "received" in this round or the "first" that a client has ever
-    received. The latter is no FedProx, but gives the figures of the pFedBayes paper.
+    received. The latter is no FedProx, but close to the figures of the pFedBayes paper (docs/results/reasons.md).
     """
 
     eta: float = 0.01
@@ -44,7 +44,7 @@ class FedProx(Method):
         return Local(received, anchor=client if self.anchor == "first" else received)
 
     def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
-        """theta <- theta - eta [grad CE(theta; B) + lambda (theta - w)]."""
+        """theta <- theta - eta [grad CE(theta; B) + lambda (theta - anchor)]."""
         (batch,) = batches
         grad = model.grad_loss(local.theta, batch)
         if self.prox:  # at lambda = 0 this is FedAvg to the last bit
