@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmarks import race
 from pfedbayes import runs
 from pfedbayes.execution import execute
 from pfedbayes.experiment import load as load_experiment
@@ -50,6 +51,24 @@ def test_help_and_version_need_no_torch(tmp_path):
         )
         assert done.returncode == 0, done.stderr
         assert words in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ("PASSIVE", "500")),
+        ({"GOMP_SPINCOUNT": "7"}, ("PASSIVE", "7")),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, ("ACTIVE", None)),
+    ],
+)
+def test_idle_threads_spin_for_a_moment_unless_somebody_says_otherwise(given, expected):
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    code = f"import os, pfedbayes.cli.app; print([os.environ.get(name) for name in {names}])"
+    environment = {name: value for name, value in os.environ.items() if name not in names} | given
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(list(expected))
+    if not given:  # and so do the contenders of the benchmark
+        assert expected == tuple(race.ENVIRONMENT[name] for name in names)
 
 
 def test_run_prints_a_table_and_the_result_as_json(tmp_path):

@@ -41,7 +41,7 @@ PLANS = {
 }
 
 
-OPTIONS = {"fedprox, first anchor": FedProx(eta=0.1, prox=0.5, anchor="first")}  # others keep other things
+OPTIONS = {"fedprox, first anchor": FedProx(eta=0.1, prox=0.5, anchor="first")}  # its clients have a memory
 
 
 @pytest.fixture(params=[*METHODS, *OPTIONS])

@@ -119,9 +119,9 @@ class Settings:
         """An earlier identity, in which settings that are younger than it have their default values."""
         defaults = {
             section: {
-                each.name: default_of(each)
+                each.name: value
                 for each in dataclasses.fields(getattr(self, section))
-                if f"{section}.{each.name}" not in before
+                if (value := default_of(each)) is not dataclasses.MISSING
             }
             for section in SECTIONS
         }
