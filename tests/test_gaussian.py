@@ -40,7 +40,7 @@ def as_normal(v: torch.Tensor) -> Normal:
 def in_v(v: torch.Tensor, grad_mu: torch.Tensor, grad_sigma: torch.Tensor) -> torch.Tensor:
     """A gradient in means and standard deviations as one in v."""
     rho = v.select(-2, 1)
-    return torch.stack([grad_mu, grad_in_rho(grad_sigma, rho, sigma(rho))], dim=-2)
+    return torch.stack([grad_mu, grad_in_rho(grad_sigma, rho)], dim=-2)
 
 
 # log(1 + exp(rho)) on the grid of the paper's tuning table; -2.5 is the paper's choice.
@@ -116,6 +116,15 @@ def test_kl_gradients_agree_with_autograd(gradient, argument, shape):
     found = gradient(*(mean_field(v.detach()) for v in pair))
     own = pair[argument].detach()
     assert_close(in_v(own, *found), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_kl_gradients_leave_their_arguments_alone_and_have_the_weight_of_the_term():
+    q, w = (mean_field(random_v(5, seed=seed)) for seed in (11, 12))
+    copies = [part.clone() for part in (*q, *w)]
+    plain, weighted = kl_grad_q(q, w), kl_grad_q(q, w, zeta=3.0)
+    kl_grad_w(q, w)
+    assert all(torch.equal(part, copy) for part, copy in zip((*q, *w), copies, strict=True))
+    assert_close(list(weighted), [3 * part for part in plain])
 
 
 @pytest.mark.parametrize("gradient", [kl_grad_q, kl_grad_w])

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from pfedbayes.optim import Adam, adam, adam_init, momentum, momentum_init, sgd
+from pfedbayes.optim import Adam, adam, adam_init, in_pieces, momentum, momentum_init, sgd
 
 
 def gradients(steps: int, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -18,10 +18,10 @@ def start(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
 
 
-def run_adam(theta: torch.Tensor, grads: torch.Tensor, rate: float) -> tuple[torch.Tensor, Adam]:
-    state = adam_init(theta)
+def run_adam(theta: torch.Tensor, grads: torch.Tensor, rate: float, reuse: bool = False) -> tuple[torch.Tensor, Adam]:
+    theta, state = theta.clone(), adam_init(theta)
     for grad in grads:
-        theta, state = adam(theta, grad, state, rate)
+        theta, state = adam(theta, grad, state, rate, reuse=reuse)
     return theta, state
 
 
@@ -34,12 +34,13 @@ def run_torch(optimizer: type[torch.optim.Optimizer], theta, grads, rate, **sett
     return parameter.detach()
 
 
+@pytest.mark.parametrize("reuse", [False, True])
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-def test_adam_agrees_with_torch_over_fifty_steps(dtype, rtol):
+def test_adam_agrees_with_torch_over_fifty_steps(dtype, rtol, reuse):
     theta, grads = start(2, 30, dtype=dtype), gradients(50, 2, 30, dtype=dtype)
     expected = run_torch(torch.optim.Adam, theta, grads, 0.001)
     assert (expected - theta).abs().max() > 0.005  # it has moved
-    assert_close(run_adam(theta, grads, 0.001)[0], expected, rtol=rtol, atol=rtol)
+    assert_close(run_adam(theta, grads, 0.001, reuse)[0], expected, rtol=rtol, atol=rtol)
 
 
 def test_sgd_agrees_with_torch():
@@ -75,17 +76,32 @@ def test_adam_does_not_see_the_scale_of_the_gradient():
     assert_close(run_adam(theta, grads, 0.01)[0], run_adam(theta, 1000 * grads, 0.01)[0], rtol=0, atol=1e-5)
 
 
-def test_adam_maps_over_clients_with_different_pasts():
+@pytest.mark.parametrize("reuse", [False, True])
+def test_adam_maps_over_clients_with_different_pasts(reuse):
     thetas, grads, pasts = start(3, 8), gradients(10, 3, 8), (0, 4, 9)
     alone = [run_adam(theta, grads[:past, k], 0.01) for k, (theta, past) in enumerate(zip(thetas, pasts, strict=True))]
     stacked = torch.stack([theta for theta, _ in alone])
     states = Adam(*(torch.stack(leaf) for leaf in zip(*(state for _, state in alone), strict=True)))
-    together, after = torch.func.vmap(lambda theta, grad, state: adam(theta, grad, state, 0.01))(
+    together, after = torch.func.vmap(lambda theta, grad, state: adam(theta, grad, state, 0.01, reuse=reuse))(
         stacked, grads[-1], states
     )
     for k, (theta, state) in enumerate(alone):
         assert_close(together[k], adam(theta, grads[-1, k], state, 0.01)[0])
     assert_close(after.mean_weight, 1 - 0.9 ** torch.tensor([1, 5, 10], dtype=torch.float64))
+
+
+def test_adam_takes_over_what_is_not_needed_any_more():
+    theta, (grad, past) = start(8), gradients(2, 8)
+    _, state = adam(theta, past, adam_init(theta), 0.1)
+    expected = adam(theta, grad, state, 0.1)
+    with in_pieces():  # as a compiler sees it: nothing is changed
+        assert adam(theta, grad, state, 0.1, reuse=True)[0] is not theta
+        assert_close(theta, start(8), rtol=0, atol=0)
+    moved, after = adam(theta, grad, state, 0.1, reuse=True)
+    assert moved is theta
+    assert after.mean is state.mean
+    assert after.square is state.square
+    assert_close((moved, *after), (expected[0], *expected[1]))
 
 
 def test_optimisers_leave_their_arguments_alone():

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pfedbayes.methods.base import Method, Shard, State
 from pfedbayes.nets import Batch, Function, Model
+from pfedbayes.optim import in_pieces
 from pfedbayes.plan import Plan
 from pfedbayes.streams import normals, philox_normals
 from pfedbayes.trees import finite_rows, leaves, pick, rebuild, stack, tree_map
@@ -90,7 +91,8 @@ class Compiled:
 
         # Copies, since a tensor that is given twice would be taken for one argument.
         examples = [leaf.clone() for leaf in flat]
-        traced = make_fx(of_leaves)(*examples)
+        with in_pieces():
+            traced = make_fx(of_leaves)(*examples)
         program = torch.compile(traced, fullgraph=True, dynamic=False)
         try:
             with warnings.catch_warnings(action="ignore"):  # of torch, about itself

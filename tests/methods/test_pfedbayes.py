@@ -73,7 +73,7 @@ class TestObjective:
     def gradient(self, method, batch, g):
         own = mean_field(self.q)
         grad = method.personal_grad(self.model, own, mean_field(self.prior), batch, self.n, g)
-        return torch.stack([grad.mu, grad_in_rho(grad.sigma, self.q[1], own.sigma)])
+        return torch.stack([grad.mu, grad_in_rho(grad.sigma, self.q[1])])
 
     def literal_gradient(self, rows, g, zeta):
         v = self.q.clone().requires_grad_()

@@ -52,7 +52,10 @@ class Moving(NamedTuple):
 
 
 def _set_out(v: Tensor, state: Adam) -> Moving:
-    (mu, rho), means, squares = (rows.unbind(-2) for rows in (v, state.mean, state.square))
+    def copies(rows: Tensor) -> list[Tensor]:
+        return [row.clone(memory_format=torch.contiguous_format) for row in rows.unbind(-2)]
+
+    (mu, rho), means, squares = map(copies, (v, state.mean, state.square))  # which steps change in place
     each = (state._replace(mean=mean, square=square) for mean, square in zip(means, squares, strict=True))
     return Moving(mu, rho, sigma(rho), *each)
 
@@ -168,22 +171,21 @@ class PFedBayes(Method):
         """
         scale = size / batch.size if self.scale == "data" else 1.0
         scaled = batch._replace(weight=batch.weight * (scale / self.samples))
-        grad_mu, grad_sigma = kl_grad_q(q, prior)
-        grad_mu, grad_sigma = self.zeta * grad_mu, self.zeta * grad_sigma
+        grad_mu, grad_sigma = kl_grad_q(q, prior, self.zeta)
         for g_k in g:
             grad_theta = model.grad_nll(sample(q, g_k), scaled)
-            grad_mu, grad_sigma = grad_mu + grad_theta, torch.addcmul(grad_sigma, grad_theta, g_k)
+            grad_mu, grad_sigma = grad_mu.add_(grad_theta), torch.addcmul(grad_sigma, grad_theta, g_k)
         return MeanField(grad_mu, grad_sigma)
 
     def _update(self, moving: Moving, grad: MeanField, rate: float) -> Moving:
         """A step against the gradient in means and standard deviations."""
-        mu, rho, old_sigma, adam_mu, adam_rho = moving
-        grad_rho = grad_in_rho(grad.sigma, rho, old_sigma)
+        mu, rho, _, adam_mu, adam_rho = moving
+        grad_rho = grad_in_rho(grad.sigma, rho)
         if self.optimizer == "sgd":
             mu, rho = sgd(mu, grad.mu, rate), sgd(rho, grad_rho, rate)
         else:
-            mu, adam_mu = adam(mu, grad.mu, adam_mu, rate)
-            rho, adam_rho = adam(rho, grad_rho, adam_rho, rate)
+            mu, adam_mu = adam(mu, grad.mu, adam_mu, rate, reuse=True)
+            rho, adam_rho = adam(rho, grad_rho, adam_rho, rate, reuse=True)
         return Moving(mu, rho, sigma(rho), adam_mu, adam_rho)
 
     def end(self, local: Local) -> tuple[Client, Tensor]:
