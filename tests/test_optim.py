@@ -104,6 +104,12 @@ def test_adam_takes_over_what_is_not_needed_any_more():
     assert_close((moved, *after), (expected[0], *expected[1]))
 
 
+def test_adam_in_place_refuses_a_gradient_of_another_shape():
+    thetas, grad = start(3, 8), gradients(1, 8)[0]
+    with pytest.raises(ValueError, match="one shape"):
+        torch.func.vmap(lambda theta: adam(theta, grad, adam_init(theta), 0.1, reuse=True))(thetas)
+
+
 def test_optimisers_leave_their_arguments_alone():
     theta, (grad, past) = start(8), gradients(2, 8)
     _, state = adam(theta, past, adam_init(theta), 0.1)

@@ -1,4 +1,4 @@
-"""First-order optimisers as pure functions on tensors, for one model or a batch of models alike."""
+"""First-order optimisers as functions on tensors, for one model or a batch of them; pure unless told otherwise."""
 
 from __future__ import annotations
 
@@ -95,6 +95,8 @@ def _adam_in_place(
     theta: Tensor, grad: Tensor, mean: Tensor, square: Tensor, rate: Tensor, eps: Tensor, beta1: float, beta2: float
 ) -> None:
     """torch's own step in one pass, of one model or of many: rate and eps have the leading axes of stacked models."""
+    if not theta.shape == grad.shape == mean.shape == square.shape:  # torch would read on beyond the shorter ones
+        raise ValueError(f"Adam needs tensors of one shape, got {[tuple(each.shape) for each in (theta, grad, mean)]}")
     rates, all_eps = rate.flatten().tolist(), eps.flatten().tolist()
     parts = 1 if len({*rates}) == len({*all_eps}) == 1 else len(rates)
     models = [each.view(parts, -1) for each in (theta, grad.contiguous(), mean, square)]

@@ -114,7 +114,7 @@ class Method:
         return ()
 
     def step(self, model: Model, local: State, batches: tuple[Batch, ...], noise: Tensor) -> State:
-        """One of the R local steps."""
+        """One of the R local steps. It may use the memory of `local`, if `begin` has copied what is in it."""
         raise NotImplementedError
 
     def end(self, local: State) -> tuple[State, State]:

@@ -432,7 +432,7 @@ def tuning_table(source: Source) -> Table:
             score = {key: value for key, each in complete.items() if math.isfinite(value := scores.overall(each))}
             best = max(score, key=score.__getitem__, default=None)
             for setting, records in found.items():
-                by_size = [[record for record in records if record["size"] == size] for size in SIZES[:2]]
+                by_size = [[record for record in records if record["size"] == size] for size in SIZES]
                 cells = [
                     _text(each, over_seeds(each, model, None, "mean_700_800")) for each in by_size for model in MODELS
                 ]
@@ -443,7 +443,7 @@ def tuning_table(source: Source) -> Table:
                 rows.append((head, [*cells, overall + mark, str(rounds), _seeds([e for e in by_size if e])]))
         if rows:
             blocks.append((title, rows))
-    heads = [f"{size}: {model}" for size in SIZES[:2] for model in MODELS]
+    heads = [f"{size}: {model}" for size in SIZES for model in MODELS]
     caption = "Accuracy on validation data, mean of the last eighth of the rounds"
     return Table(caption, [*heads, "overall", "rounds", "seeds"], blocks)
 

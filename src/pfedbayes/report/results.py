@@ -23,7 +23,8 @@ ABOUT = (
 )
 ABOUT_TUNING = (
     "A fifth of the training data was held out for this; the test data were not looked at. Of every method the setting "
-    "with the best mean over its models, sizes and seeds is taken: experiments/tuned.toml. – : not run."
+    "with the best mean over its models, sizes and seeds is taken: experiments/tuned.toml; a setting "
+    "that was not run on all of them has no overall score. – : not run."
 )
 ABOUT_STUDIES = (
     "Accuracy in percent, mean ± standard deviation over seeds; – : not run. Each table is a sweep of that name in the "
