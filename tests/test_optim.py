@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from pfedbayes.optim import Adam, adam, adam_init, in_pieces, momentum, momentum_init, sgd
+from pfedbayes.optim import Adam, adam, adam_init, adam_of, in_pieces, momentum, momentum_init, sgd
 
 
 def gradients(steps: int, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -21,8 +21,16 @@ def start(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
 def run_adam(theta: torch.Tensor, grads: torch.Tensor, rate: float, reuse: bool = False) -> tuple[torch.Tensor, Adam]:
     theta, state = theta.clone(), adam_init(theta)
     for grad in grads:
-        theta, state = adam(theta, grad, state, rate, reuse=reuse)
+        theta, state = step_adam(theta, grad, state, rate, reuse)
     return theta, state
+
+
+def step_adam(theta, grad, state, rate, reuse):
+    if not reuse:
+        return adam(theta, grad, state, rate)
+    alone = Adam((state.mean,), (state.square,), state.mean_weight, state.square_weight)
+    (moved,), after = adam_of((theta,), (grad,), alone, rate, reuse=True)
+    return moved, Adam(after.mean[0], after.square[0], after.mean_weight, after.square_weight)
 
 
 def run_torch(optimizer: type[torch.optim.Optimizer], theta, grads, rate, **settings) -> torch.Tensor:
@@ -82,7 +90,7 @@ def test_adam_maps_over_clients_with_different_pasts(reuse):
     alone = [run_adam(theta, grads[:past, k], 0.01) for k, (theta, past) in enumerate(zip(thetas, pasts, strict=True))]
     stacked = torch.stack([theta for theta, _ in alone])
     states = Adam(*(torch.stack(leaf) for leaf in zip(*(state for _, state in alone), strict=True)))
-    together, after = torch.func.vmap(lambda theta, grad, state: adam(theta, grad, state, 0.01, reuse=reuse))(
+    together, after = torch.func.vmap(lambda theta, grad, state: step_adam(theta, grad, state, 0.01, reuse))(
         stacked, grads[-1], states
     )
     for k, (theta, state) in enumerate(alone):
@@ -95,9 +103,9 @@ def test_adam_takes_over_what_is_not_needed_any_more():
     _, state = adam(theta, past, adam_init(theta), 0.1)
     expected = adam(theta, grad, state, 0.1)
     with in_pieces():  # as a compiler sees it: nothing is changed
-        assert adam(theta, grad, state, 0.1, reuse=True)[0] is not theta
+        assert step_adam(theta, grad, state, 0.1, True)[0] is not theta
         assert_close(theta, start(8), rtol=0, atol=0)
-    moved, after = adam(theta, grad, state, 0.1, reuse=True)
+    moved, after = step_adam(theta, grad, state, 0.1, True)
     assert moved is theta
     assert after.mean is state.mean
     assert after.square is state.square
@@ -107,7 +115,7 @@ def test_adam_takes_over_what_is_not_needed_any_more():
 def test_adam_in_place_refuses_a_gradient_of_another_shape():
     thetas, grad = start(3, 8), gradients(1, 8)[0]
     with pytest.raises(ValueError, match="one shape"):
-        torch.func.vmap(lambda theta: adam(theta, grad, adam_init(theta), 0.1, reuse=True))(thetas)
+        torch.func.vmap(lambda theta: step_adam(theta, grad, adam_init(theta), 0.1, True))(thetas)
 
 
 def test_optimisers_leave_their_arguments_alone():

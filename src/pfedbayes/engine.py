@@ -108,7 +108,7 @@ def _ahead(method: Method, training: Training, num_clients: int, num_seeds: int)
     return training.rounds * training.local_steps * per_seed * num_seeds, per_seed * num_seeds
 
 
-ServerOptimizer = Adam | Momentum
+ServerOptimizer = Adam[Tensor] | Momentum
 
 
 def participants(model: Model, method: Method, training: Training, num_clients: int) -> int:

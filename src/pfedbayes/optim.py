@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,16 +34,19 @@ def momentum(theta: Tensor, grad: Tensor, state: Momentum, rate: float, decay: f
     return theta - rate * velocity, Momentum(velocity)
 
 
-class Adam(NamedTuple):
+Moments = TypeVar("Moments", Tensor, tuple[Tensor, ...])
+
+
+class Adam(NamedTuple, Generic[Moments]):
     """Running means of the gradient and of its square, and the total weight 1 - beta^t that each has given so far."""
 
-    mean: Tensor
-    square: Tensor
+    mean: Moments
+    square: Moments
     mean_weight: Tensor
     square_weight: Tensor
 
 
-def adam_init(theta: Tensor) -> Adam:
+def adam_init(theta: Tensor) -> Adam[Tensor]:
     """Adam before its first step."""
     # The weights are in double precision: 1 - beta2 is 0.001, of which single precision would lose digits.
     nothing = torch.zeros((), dtype=torch.float64, device=theta.device)
@@ -66,49 +69,77 @@ def in_pieces() -> Iterator[None]:
 def adam(
     theta: Tensor,
     grad: Tensor,
-    state: Adam,
+    state: Adam[Tensor],
+    rate: float,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+) -> tuple[Tensor, Adam[Tensor]]:
+    """One step of Adam (Kingma & Ba), with eps outside the root as in torch.optim.Adam."""
+    alone = Adam((state.mean,), (state.square,), state.mean_weight, state.square_weight)
+    (moved,), after = adam_of((theta,), (grad,), alone, rate, beta1, beta2, eps)
+    return moved, Adam(after.mean[0], after.square[0], after.mean_weight, after.square_weight)
+
+
+def adam_of(
+    thetas: tuple[Tensor, ...],
+    grads: tuple[Tensor, ...],
+    state: Adam[tuple[Tensor, ...]],
     rate: float,
     beta1: float = 0.9,
     beta2: float = 0.999,
     eps: float = 1e-8,
     reuse: bool = False,
-) -> tuple[Tensor, Adam]:
-    """One step of Adam (Kingma & Ba), with eps outside the root as in torch.optim.Adam.
+) -> tuple[tuple[Tensor, ...], Adam[tuple[Tensor, ...]]]:
+    """`adam` of several tensors that have the same past.
 
     The corrections are running means of 1 rather than powers: a compiler repeats them for every entry of theta.
-    reuse: theta and the state are not needed any more, so that a CPU can do in one pass what else takes seven.
+    reuse: the tensors and the state are not needed any more, so that a CPU can do in one pass what else takes seven.
     """
+    dtype = thetas[0].dtype
     mean_weight = beta1 * state.mean_weight + (1 - beta1)
     square_weight = beta2 * state.square_weight + (1 - beta2)
-    root = square_weight.to(theta.dtype).sqrt()
-    rate_now, eps_now = rate * root / mean_weight.to(theta.dtype), eps * root
-    if reuse and theta.device.type == "cpu" and not _in_pieces.get():
-        torch.ops.pfedbayes.adam_(theta, grad, state.mean, state.square, rate_now, eps_now, beta1, beta2)
-        return theta, state._replace(mean_weight=mean_weight, square_weight=square_weight)
-    mean = torch.lerp(state.mean, grad, 1 - beta1)
-    square = torch.addcmul(beta2 * state.square, grad, grad, value=1 - beta2)
-    moved = torch.addcdiv(theta, rate_now * mean, square.sqrt() + eps_now, value=-1)
-    return moved, Adam(mean, square, mean_weight, square_weight)
+    root = square_weight.to(dtype).sqrt()
+    rate_now, eps_now = rate * root / mean_weight.to(dtype), eps * root
+    if reuse and thetas[0].device.type == "cpu" and not _in_pieces.get():
+        torch.ops.pfedbayes.adam_(thetas, grads, state.mean, state.square, rate_now, eps_now, beta1, beta2)
+        return thetas, Adam(state.mean, state.square, mean_weight, square_weight)
+    moved, means, squares = [], [], []
+    for theta, grad, old_mean, old_square in zip(thetas, grads, state.mean, state.square, strict=True):
+        mean = torch.lerp(old_mean, grad, 1 - beta1)
+        square = torch.addcmul(beta2 * old_square, grad, grad, value=1 - beta2)
+        moved.append(torch.addcdiv(theta, rate_now * mean, square.sqrt() + eps_now, value=-1))
+        means.append(mean)
+        squares.append(square)
+    return tuple(moved), Adam(tuple(means), tuple(squares), mean_weight, square_weight)
 
 
 def _adam_in_place(
-    theta: Tensor, grad: Tensor, mean: Tensor, square: Tensor, rate: Tensor, eps: Tensor, beta1: float, beta2: float
+    thetas: list[Tensor],
+    grads: list[Tensor],
+    means: list[Tensor],
+    squares: list[Tensor],
+    rate: Tensor,
+    eps: Tensor,
+    beta1: float,
+    beta2: float,
 ) -> None:
     """torch's own step in one pass, of one model or of many: rate and eps have the leading axes of stacked models."""
-    if not theta.shape == grad.shape == mean.shape == square.shape:  # torch would read on beyond the shorter ones
-        raise ValueError(f"Adam needs tensors of one shape, got {[tuple(each.shape) for each in (theta, grad, mean)]}")
+    for parts in zip(thetas, grads, means, squares, strict=True):
+        if len({part.shape for part in parts}) > 1:  # torch would read on beyond the shorter ones
+            raise ValueError(f"Adam needs tensors of one shape, got {[tuple(part.shape) for part in parts]}")
     rates, all_eps = rate.flatten().tolist(), eps.flatten().tolist()
-    parts = 1 if len({*rates}) == len({*all_eps}) == 1 else len(rates)
-    models = [each.view(parts, -1) for each in (theta, grad.contiguous(), mean, square)]
-    for k in range(parts):
-        own_theta, own_grad, own_mean, own_square = ([each[k]] for each in models)
+    count = 1 if len({*rates}) == len({*all_eps}) == 1 else len(rates)
+    thetas, means, squares = ([each.view(count, -1) for each in group] for group in (thetas, means, squares))
+    grads = [each.reshape(count, -1) for each in grads]
+    for k in range(count):
         fused_adam(
-            own_theta,
-            own_grad,
-            own_mean,
-            own_square,
-            [],
-            [torch.tensor(1e9)],  # so many steps that its own corrections are 1
+            params=[each[k] for each in thetas],
+            grads=[each[k] for each in grads],
+            exp_avgs=[each[k] for each in means],
+            exp_avg_sqs=[each[k] for each in squares],
+            max_exp_avg_sqs=[],
+            state_steps=[torch.tensor(1e9) for _ in thetas],  # so many steps that its own corrections are 1
             fused=True,
             amsgrad=False,
             beta1=beta1,
@@ -120,17 +151,21 @@ def _adam_in_place(
         )
 
 
-def _of_many(info: Any, axes: tuple[int | None, ...], *arguments: Any) -> tuple[None, None]:
+def _of_many(info: Any, axes: tuple[Any, ...], *arguments: Any) -> tuple[None, None]:
     """The same of models that are mapped over: elementwise, so that they are one long model."""
-    tensors = (each.movedim(axis or 0, 0) for each, axis in zip(arguments[:6], axes[:6], strict=True))
-    torch.ops.pfedbayes.adam_(*tensors, *arguments[6:])
+
+    def first(tensor: Tensor, axis: int | None) -> Tensor:
+        return tensor.movedim(axis or 0, 0)
+
+    groups = (list(map(first, *each)) for each in zip(arguments[:4], axes[:4], strict=True))
+    torch.ops.pfedbayes.adam_(*groups, *map(first, arguments[4:6], axes[4:6]), *arguments[6:])
     return None, None
 
 
 # An operator of its own because the one pass of torch cannot be mapped over clients.
 torch.library.define(
     "pfedbayes::adam_",
-    "(Tensor(a!) theta, Tensor grad, Tensor(b!) mean, Tensor(c!) square, Tensor rate, Tensor eps, "
+    "(Tensor(a!)[] thetas, Tensor[] grads, Tensor(b!)[] means, Tensor(c!)[] squares, Tensor rate, Tensor eps, "
     "float beta1, float beta2) -> ()",
 )
 torch.library.impl("pfedbayes::adam_", "cpu", _adam_in_place)

@@ -22,19 +22,19 @@ from pfedbayes.gaussian import (
 )
 from pfedbayes.methods.base import Method, Shard, require, weighted_mean
 from pfedbayes.nets import Batch, Model
-from pfedbayes.optim import Adam, adam, adam_init, sgd
+from pfedbayes.optim import Adam, adam_init, adam_of, sgd
 
 
 class Client(NamedTuple):
     """What a client keeps between rounds: its posterior q (2, T) and the Adam states of q and of its copy of w."""
 
     q: Tensor
-    adam_q: Adam
-    adam_w: Adam
+    adam_q: Adam[Tensor]
+    adam_w: Adam[Tensor]
 
 
 class Moving(NamedTuple):
-    """A Gaussian in training: the rows of v, each with its Adam state, and the sigma of the present rho.
+    """A Gaussian in training: the rows of v, the sigma of the present rho, and the Adam state of both rows.
 
     The rows are apart so that a step goes over memory once: a compiler does not fuse what has to be stacked.
     """
@@ -42,8 +42,7 @@ class Moving(NamedTuple):
     mu: Tensor
     rho: Tensor
     sigma: Tensor
-    adam_mu: Adam
-    adam_rho: Adam
+    adam: Adam[tuple[Tensor, ...]]
 
     @property
     def field(self) -> MeanField:
@@ -51,19 +50,20 @@ class Moving(NamedTuple):
         return MeanField(self.mu, self.sigma)
 
 
-def _set_out(v: Tensor, state: Adam) -> Moving:
-    def copies(rows: Tensor) -> list[Tensor]:
-        return [row.clone(memory_format=torch.contiguous_format) for row in rows.unbind(-2)]
+def _set_out(v: Tensor, state: Adam[Tensor]) -> Moving:
+    """Copies, since steps change them in place."""
 
-    (mu, rho), means, squares = map(copies, (v, state.mean, state.square))  # which steps change in place
-    each = (state._replace(mean=mean, square=square) for mean, square in zip(means, squares, strict=True))
-    return Moving(mu, rho, sigma(rho), *each)
+    def apart(rows: Tensor) -> tuple[Tensor, ...]:
+        return tuple(row.clone(memory_format=torch.contiguous_format) for row in rows.unbind(-2))
+
+    mu, rho = apart(v)
+    moments = Adam(apart(state.mean), apart(state.square), state.mean_weight, state.square_weight)
+    return Moving(mu, rho, sigma(rho), moments)
 
 
-def _come_home(moving: Moving) -> tuple[Tensor, Adam]:
-    mu, rho, _, of_mu, of_rho = moving
-    mean, square = torch.stack([of_mu.mean, of_rho.mean]), torch.stack([of_mu.square, of_rho.square])
-    return torch.stack([mu, rho]), of_mu._replace(mean=mean, square=square)
+def _come_home(moving: Moving) -> tuple[Tensor, Adam[Tensor]]:
+    mean, square, *weights = moving.adam
+    return torch.stack([moving.mu, moving.rho]), Adam(torch.stack(mean), torch.stack(square), *weights)
 
 
 class Local(NamedTuple):
@@ -179,14 +179,13 @@ class PFedBayes(Method):
 
     def _update(self, moving: Moving, grad: MeanField, rate: float) -> Moving:
         """A step against the gradient in means and standard deviations."""
-        mu, rho, _, adam_mu, adam_rho = moving
+        mu, rho, _, state = moving
         grad_rho = grad_in_rho(grad.sigma, rho)
         if self.optimizer == "sgd":
             mu, rho = sgd(mu, grad.mu, rate), sgd(rho, grad_rho, rate)
         else:
-            mu, adam_mu = adam(mu, grad.mu, adam_mu, rate, reuse=True)
-            rho, adam_rho = adam(rho, grad_rho, adam_rho, rate, reuse=True)
-        return Moving(mu, rho, sigma(rho), adam_mu, adam_rho)
+            (mu, rho), state = adam_of((mu, rho), (grad.mu, grad_rho), state, rate, reuse=True)
+        return Moving(mu, rho, sigma(rho), state)
 
     def end(self, local: Local) -> tuple[Client, Tensor]:
         """The localized global model goes to the server; the posterior stays."""
