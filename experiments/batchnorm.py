@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from pfedbayes.data import DataConfig, Shards, load_shards
+from pfedbayes.errors import UserError
 from pfedbayes.nets import vgg
 
 CHOSEN, STEPS, BATCH, RATE = 10, 20, 100, 0.01  # of Table 1
@@ -90,7 +91,10 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    shards = load_shards(DataConfig(name="cifar10", size=args.size), args.data_dir)
+    try:
+        shards = load_shards(DataConfig(name="cifar10", size=args.size), args.data_dir)
+    except UserError as error:
+        parser.error(str(error))
     net = network(args.seed)
     shared = {name: value.detach().clone() for name, value in net.named_parameters()}
     fresh = {name: value.clone() for name, value in net.named_buffers() if value.is_floating_point()}

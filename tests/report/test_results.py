@@ -70,14 +70,15 @@ class TestTuning:
             record("pfedbayes", {"personal": {"mc10": personal}, "shared": {"mc10": shared}}, seed, preset="tuning",
                    varied={"method.zeta": zeta, "method.scale": "batch"}, size=size, settings=settings)
             for zeta, personal, shared in ((1.0, 90.0, 80.0), (3.0, 91.0, 82.0))
-            for size in ("small", "medium")
+            for size in ("small", "medium", "large")
             for seed in (1, 2)
         ]  # fmt: skip
         (folder / "tuning.json").write_text(json.dumps(made))
         rows = rows_of(results.render(folder)["tuning.md"], "## Accuracy on validation data")
         assert rows["pFedBayes: ζ = 1, scale = batch"]["overall"] == "85.00"
         assert rows["pFedBayes: ζ = 3, scale = batch"]["overall"] == "86.50 (chosen)"
-        assert rows["pFedBayes: ζ = 3, scale = batch"]["small: shared"] == "82.00 ± 0.00"
+        for size in ("small", "large"):
+            assert rows["pFedBayes: ζ = 3, scale = batch"][f"{size}: shared"] == "82.00 ± 0.00"
 
     def test_a_setting_that_lacks_a_size_is_not_the_chosen_one(self, folder):
         made = [
