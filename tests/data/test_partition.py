@@ -222,6 +222,37 @@ class TestShuffle:
             assert max(int(rows.max()) for rows in parts(shards) if len(rows)) < mnist.official_train_count
 
 
+class TestOverlap:
+    """Every client draws from all images, and so one is tested on what others train on."""
+
+    def test_a_client_has_the_papers_numbers_and_no_image_twice(self, mnist: Pool) -> None:
+        shards = partition(mnist, DataConfig(size="large", split="overlap"))
+        for i in range(10):
+            assert Counter(shards.y[shards.train[i]].tolist()) == dict.fromkeys(range(5 * (i % 2), 5 * (i % 2) + 5), 900)
+            assert Counter(shards.y[shards.test[i]].tolist()) == dict.fromkeys(range(5 * (i % 2), 5 * (i % 2) + 5), 300)
+            assert len(torch.cat([shards.train[i], shards.test[i]]).unique()) == 6000
+
+    def test_as_many_tests_as_chance_says_are_in_the_training_of_others(self, mnist: Pool) -> None:
+        """A test image of a label with m images is in none of four other clients' n with (1 - n / m) ** 4."""
+        shards = partition(mnist, DataConfig(size="large", split="overlap"))
+        trained = torch.cat(shards.train)
+        for label, size in enumerate(mnist.y.bincount().tolist()):
+            tests = torch.cat([rows[shards.y[rows] == label] for rows in shards.test])
+            share = float(torch.isin(tests, trained).float().mean())
+            assert share == pytest.approx(1 - (1 - 900 / size) ** 4, abs=0.04)
+
+    def test_depends_on_the_seed_and_not_on_other_clients(self) -> None:
+        few = DataConfig(clients=4, train_per_label=3, test_per_label=3, split="overlap")
+        many = dataclasses.replace(few, clients=20)  # 10 clients of a label and 6 images each: as many as there are
+        one, other = partition(toy_pool(), few), partition(toy_pool(), many)
+        assert all(torch.equal(a, b) for a, b in zip(one.train, other.train[:4], strict=True))
+        assert not same(one, partition(toy_pool(), dataclasses.replace(few, seed=2)))
+
+    def test_more_images_than_there_are(self) -> None:
+        with pytest.raises(UserError, match="class 0 has 60 images, and a client needs 61"):
+            partition(toy_pool(), DataConfig(clients=1, train_per_label=31, test_per_label=30, split="overlap"))
+
+
 class TestIidAndDirichlet:
     def test_iid_deals_everything_evenly(self) -> None:
         shards = partition(toy_pool(), DataConfig(labels="iid", clients=7, test_fraction=0.25))
@@ -405,6 +436,7 @@ class TestConfig:
             ({"train_per_label": 5, "test_per_label": 5, "examples": 9}, "give one of them"),
             ({"labels": "iid", "train_per_label": 5, "test_per_label": 5}, "takes examples and test_fraction"),
             ({"labels": "dirichlet", "split": "shuffle"}, "cannot go with"),
+            ({"labels": "iid", "split": "overlap"}, 'cannot go with split = "overlap"'),
             ({"size": None}, "how many images"),
             ({"examples": 4}, "leaves no training example"),
         ],

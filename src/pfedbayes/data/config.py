@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 Name = Literal["mnist", "fashion-mnist", "cifar10", "blobs", "regression", "files"]
 Size = Literal["small", "medium", "large"]
 Labels = Literal["two-block", "sliding", "random", "dirichlet", "iid"]
-Split = Literal["stratified", "shuffle"]
+Split = Literal["stratified", "shuffle", "overlap"]
 Task = Literal["classification", "regression"]
 
 
@@ -51,7 +51,9 @@ class DataConfig:
       the same number of images of each; "dirichlet" (with alpha) and "iid" deal out the whole pool.
     How many images, from strongest to weakest: train_per_label with test_per_label; examples, the number per
       client for training and test together (for "dirichlet" on average), cut by test_fraction; size, the paper's.
-    split: "stratified" has exact counts; "shuffle" is the unstratified cut in file order, probably the authors' own.
+    split: "stratified" has exact counts; "shuffle" is the unstratified cut in file order, probably the authors' own;
+      "overlap" lets every client draw from all images, so that one is tested on what others train on. That flatters
+      a shared model, and is there to explain published figures.
     validation: the fraction of each client's training data that is held out.
     certify: the fraction of what then is left that the federation never sees, for `pfedbayes certify`.
     features, classes and noise (a standard deviation) are for the synthetic sets.
@@ -130,8 +132,8 @@ class DataConfig:
         if not self.by_label:
             if self.train_per_label is not None:
                 raise ValueError(f'labels = "{self.labels}" takes examples and test_fraction, not train_per_label')
-            if self.split == "shuffle":
-                raise ValueError(f'labels = "{self.labels}" cannot go with split = "shuffle": leave split out')
+            if self.split != "stratified":
+                raise ValueError(f'labels = "{self.labels}" cannot go with split = "{self.split}": leave split out')
         elif self.name != "regression":
             train, _, _ = self.per_label
             if train < 1:

@@ -37,7 +37,7 @@ def load_shards(config: DataConfig, data_dir: str | Path | None = None, progress
 def partition(pool: Pool, config: DataConfig) -> Shards:
     """Deal a pool to the clients, as in Section 5.1 of the paper or otherwise.
 
-    No example goes to two clients, or to two of train, test and validation.
+    No example goes to two clients, except with split = "overlap", or to two of a client's train, test and validation.
 
     Except with split = "shuffle", who gets which image depends on the images and config.seed alone, not on the
     order of the pool.
@@ -97,7 +97,11 @@ def _random_labels(clients: int, k: int, classes: int, seed: int) -> Rows:
 def _deal_stratified(pool: Pool, labels: Rows, config: DataConfig) -> tuple[list[Rows], list[Rows]]:
     """Exact counts: a block of every label of a client, its head for training and the next images for testing."""
     train_count, test_count, block = config.per_label
-    blocks = _deal_blocks(_class_rows(pool, config.seed), labels, block)
+    class_rows = _class_rows(pool, config.seed)
+    if config.split == "overlap":
+        blocks = [_draw_blocks(class_rows, own, block, config.seed, i) for i, own in enumerate(labels)]
+    else:
+        blocks = _deal_blocks(class_rows, labels, block)
     train = [np.concatenate([rows[:train_count] for rows in own]) for own in blocks]
     test = [np.concatenate([rows[train_count : train_count + test_count] for rows in own]) for own in blocks]
     return [rows[Purpose.TRAIN_ORDER.order(config.seed, len(rows), i)] for i, rows in enumerate(train)], test
@@ -132,6 +136,21 @@ def _deal_blocks(class_rows: list[Rows], labels: Rows, block: int) -> list[list[
     for own_labels in labels:
         blocks.append([class_rows[label][taken[label] : taken[label] + block] for label in own_labels])
         taken[own_labels] += block
+    return blocks
+
+
+def _draw_blocks(class_rows: list[Rows], own_labels: Rows, block: int, seed: int, client: int) -> list[Rows]:
+    """For each label of a client `block` rows out of all of that label, whoever else may have them."""
+    order = Purpose.OVERLAP.order(seed, max(map(len, class_rows)), client)
+    blocks = []
+    for label in own_labels:
+        rows = class_rows[label]
+        if block > len(rows):
+            raise UserError(
+                f"class {label} has {len(rows)} images, and a client needs {block}: take fewer images with "
+                "train_per_label and test_per_label"
+            )
+        blocks.append(rows[order[order < len(rows)][:block]])
     return blocks
 
 

@@ -27,6 +27,7 @@ class Purpose(IntEnum):
     TEST_CUT = 6
     VALIDATION_CUT = 7
     CERTIFY_CUT = 8
+    OVERLAP = 9
 
     def stream(self, index: int = 0) -> int:
         """The stream number of this purpose for the class or the client `index`."""
