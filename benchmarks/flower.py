@@ -37,12 +37,13 @@ def _module(work: Work) -> nn.Module:
     return work.module().to(work.device)
 
 
-def train(work: Work, message: Any, context: Any) -> Any:
+def train(work: Work, loader: bool, message: Any, context: Any) -> Any:
     """The ClientApp: the shared model in, the client's model and its number of examples out."""
     examples, module = _examples(work, int(context.node_config["partition-id"])), _module(work)
     module.load_state_dict(message.content["arrays"].to_torch_state_dict())
     config = message.content["config"]
-    train_client(module, examples, config["rounds-before"] + config["server-round"], work.rule().eta)  # type: ignore[attr-defined]
+    batches = examples.batches(config["rounds-before"] + config["server-round"], loader)
+    train_client(module, batches, work.rule().eta)  # type: ignore[attr-defined]
     content = {
         "arrays": ArrayRecord(module.state_dict()),
         "metrics": MetricRecord({"num-examples": len(examples.y)}),
@@ -74,7 +75,7 @@ def run(work: Work, options: dict[str, Any], serve: Callable[[Flower], None]) ->
     logging.getLogger("flwr").setLevel(logging.ERROR)
     cores = len(os.sched_getaffinity(0))
     client_app, server_app = ClientApp(), ServerApp()
-    client_app.train()(functools.partial(train, work))
+    client_app.train()(functools.partial(train, work, options.get("loader", False)))
 
     def main(grid: Grid, context: Context) -> None:
         serve(Flower(work, grid, options.get("pull_interval")))

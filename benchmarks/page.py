@@ -18,8 +18,9 @@ otherwise (Flower: one actor with one thread per core), and the processes take t
 spin for a moment and then sleep (`OMP_WAIT_POLICY=PASSIVE`, `GOMP_SPINCOUNT=500`). Times are medians over the turns,
 without start-up, compilation and warm-up.
 
-- ratio: cost of a client-step beside the first row (above 1: slower), the median of the ratios turn by turn, so that
-  what slows the machine down for a while cancels; then the smallest and the largest of them.
+- ratio: cost of a client-step beside the first row, unless the table says beside which (above 1: slower), the median
+  of the ratios turn by turn, so that what slows the machine down for a while cancels; then the smallest and the
+  largest of them.
 - differs: contenders that should compute the same were seen to do so before they were timed. This is the distance
   between the models after the first round, as a fraction of the way that they have come from their start.
 - memory: the peak of the contender's processes together while it was timed, torch included and shared pages counted
@@ -67,7 +68,7 @@ def section(measured: dict[str, Any]) -> str:
 
 
 def rows(measured: list[dict[str, Any]]) -> list[str]:
-    first = measured[0]
+    present = {row["name"]: row for row in measured if "absent" not in row}
     lines = []
     for row in measured:
         if "absent" in row:
@@ -75,21 +76,24 @@ def rows(measured: list[dict[str, Any]]) -> list[str]:
             continue
         median = statistics.median(row["seconds"])
         steps, floor = row["client_steps"], row["floor"]
-        # Cost per client-step where both train, else per turn of the job.
-        scale = first["client_steps"] / steps if steps else 1.0
-        ratios = [scale * a / b for a, b in zip(row["seconds"], first["seconds"], strict=True)]
-        ratio = f"{scale * median_ratio(row['seconds'], first['seconds']):.2f}"
-        if row is not first and len(ratios) > 1:
-            ratio += f" ({min(ratios):.2f}–{max(ratios):.2f})"
+        first = present.get(row.get("beside") or measured[0]["name"])
         whole = f": {row['rounds_per_turn']} rounds in {row['rounds_per_turn'] * median:.1f} s"
         cells = [
-            row["name"] + (whole if len(ratios) == 1 else ""),
+            row["name"] + (whole if len(row["seconds"]) == 1 else ""),
             f"{median:.3g}",
             f"{steps / median:,.0f}" if steps else "",
-            ratio,
+            ratio(row, first) if first else "",
             f"{row['gap']:.0e}" if row["gap"] is not None else "",
             f"{row['memory_mb']:,.0f}",
             f"{floor / median:.0%}" if floor else "",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def ratio(row: dict[str, Any], first: dict[str, Any]) -> str:
+    """Cost per client-step beside that of another contender where both train, else per turn of the job."""
+    scale = first["client_steps"] / row["client_steps"] if row["client_steps"] else 1.0
+    middle = f"{scale * median_ratio(row['seconds'], first['seconds']):.2f}"
+    ratios = [scale * a / b for a, b in zip(row["seconds"], first["seconds"], strict=True)]
+    return middle if row is first or len(ratios) == 1 else f"{middle} ({min(ratios):.2f}–{max(ratios):.2f})"

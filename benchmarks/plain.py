@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,22 +20,24 @@ def put(module: nn.Module, theta: Tensor) -> None:
         weight.copy_(part)
 
 
-def train_client(module: nn.Module, examples: Examples, round: int, rate: float) -> None:
+def train_client(module: nn.Module, batches: Iterable[Sequence[Tensor]], rate: float) -> None:
     """The client's part of a round, in place."""
     optimizer = torch.optim.SGD(module.parameters(), lr=rate)
-    for x, y in examples.batches(round):
+    for x, y in batches:
         optimizer.zero_grad()
         torch.autograd.backward(cross_entropy(module(x), y))
         optimizer.step()
 
 
 class Plain:
-    def __init__(self, work: Work) -> None:
+    """loader: whether batches come from torch's DataLoader, as in most simulators."""
+
+    def __init__(self, work: Work, loader: bool = False) -> None:
         plan_for(work, {}).activate()
         shards = work.shards()
         self._examples = [Examples(work, shards, i) for i in range(work.clients)]
         self._module = work.module().to(work.device)
-        self._theta, self._round = work.first_theta(), 0
+        self._theta, self._round, self._loader = work.first_theta(), 0, loader
         self._rate: float = work.rule().eta  # type: ignore[attr-defined]
 
     def train(self, rounds: int) -> None:
@@ -44,7 +46,7 @@ class Plain:
             total = torch.zeros_like(self._theta)
             for examples in self._examples:
                 put(self._module, self._theta)
-                train_client(self._module, examples, self._round, self._rate)
+                train_client(self._module, examples.batches(self._round, self._loader), self._rate)
                 total += nn.utils.parameters_to_vector(self._module.parameters()).detach() * len(examples.y)
             self._theta = total / sum(len(examples.y) for examples in self._examples)
 
@@ -53,4 +55,4 @@ class Plain:
 
 
 def run(work: Work, options: dict[str, Any], serve: Callable[[Plain], None]) -> None:
-    serve(Plain(work))
+    serve(Plain(work, **options))

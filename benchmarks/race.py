@@ -41,7 +41,8 @@ ENVIRONMENT = {
 @dataclass(frozen=True)
 class Contender:
     """kind: the module of this package that it is; needs: a package of others without which it cannot start;
-    same: whether it computes what the first contender of its section computes."""
+    same: whether it computes what the first contender of its section computes; beside: the contender that its ratio is
+    to, the first if not given."""
 
     name: str
     kind: str
@@ -49,6 +50,7 @@ class Contender:
     options: dict[str, Any] = field(default_factory=dict)
     needs: str | None = None
     same: bool = False
+    beside: str | None = None
 
     @property
     def missing(self) -> bool:
@@ -205,6 +207,7 @@ def race(section: Section, after_turn: Callable[[str], None]) -> list[dict[str, 
                 "memory_mb": workers[contender.name].memory_mb,
                 "tf32": workers[contender.name].tf32,
                 "gap": gaps.get(contender.name),
+                "beside": contender.beside,
             }
             for contender in section.contenders
         ]

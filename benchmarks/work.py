@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from pfedbayes.data import DataConfig, Shards, load, load_shards, positions
 from pfedbayes.engine import Training
@@ -110,9 +111,11 @@ class Examples:
         taken = positions(SEED, self.client, len(self.y), (round - 1) * per_round, per_round)
         return torch.from_numpy(taken).to(self.work.device).view(self.work.local_steps, self.work.batch_size)
 
-    def batches(self, round: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for rows in self.order(round):
-            yield self.x[rows], self.y[rows]
+    def batches(self, round: int, loader: bool = False) -> Iterable[Sequence[Tensor]]:
+        """Inputs and labels of each batch of a round, cut out of the tensors or by way of torch's DataLoader."""
+        if loader:
+            return DataLoader(TensorDataset(self.x, self.y), batch_sampler=self.order(round).tolist())
+        return ((self.x[rows], self.y[rows]) for rows in self.order(round))
 
 
 def split_theta(theta: Tensor, module: nn.Module) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import get_args
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from pfedbayes.data import DataConfig, Shards, load_shards
+from pfedbayes.data.config import Split
 from pfedbayes.errors import UserError
 from pfedbayes.nets import vgg
 
@@ -85,6 +87,7 @@ def main() -> None:
     """Train, and print a line whenever the model is tested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=("small", "medium", "large"), default="large")
+    parser.add_argument("--split", choices=get_args(Split), default="stratified", help="data.split of an experiment")
     parser.add_argument("--rounds", type=int, default=800)
     parser.add_argument("--every", type=int, default=20, help="rounds between tests")
     parser.add_argument("--seed", type=int, default=1)
@@ -92,7 +95,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     try:
-        shards = load_shards(DataConfig(name="cifar10", size=args.size), args.data_dir)
+        shards = load_shards(DataConfig(name="cifar10", size=args.size, split=args.split), args.data_dir)
     except UserError as error:
         parser.error(str(error))
     net = network(args.seed)
@@ -100,7 +103,7 @@ def main() -> None:
     fresh = {name: value.clone() for name, value in net.named_buffers() if value.is_floating_point()}
     statistics = [{name: value.clone() for name, value in fresh.items()} for _ in shards.train]
     args.out.mkdir(parents=True, exist_ok=True)
-    state_file = args.out / f"{args.size}-{args.seed}.safetensors"
+    state_file = args.out / f"{args.size}-{args.split}-{args.seed}.safetensors"
     done = 0
     if state_file.exists():
         saved = load_file(state_file)

@@ -5,13 +5,14 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks import __main__ as bench
 from benchmarks import limits, sections
 from benchmarks.ours import EAGER
 from benchmarks.page import render, rows
 from benchmarks.race import Contender, Disagreement, Failed, Section, Turns, gap, race, require_same
-from benchmarks.work import Work
+from benchmarks.work import Examples, Work
 from pfedbayes.engine import Federation
 from pfedbayes.errors import UserError
 from pfedbayes.nets import mlp
@@ -92,14 +93,31 @@ def test_ratios_are_turn_by_turn_and_per_client_step():
     assert cells[3] == ["c", "not installed", "", "", "", "", ""]
 
 
+def test_a_ratio_can_be_to_another_row_than_the_first():
+    small = [row("small", [1.0]), row("small, wide", [2.0], client_steps=50)]
+    large = [row("large", [10.0]), row("large, wide", [25.0], client_steps=50, beside="large")]
+    ratios = [line.split("|")[4].strip() for line in rows([*small, *large, row("x", [1.0], beside="nobody")])]
+    assert ratios == ["1.00", "0.40", "10.00", "0.50", ""]
+
+
+def test_a_loader_gives_the_same_batches():
+    examples = Examples(SMALL, SMALL.shards(), 1)
+    cut, loaded = (list(examples.batches(2, loader)) for loader in (False, True))
+    assert len(cut) == len(loaded) == SMALL.local_steps
+    for one, other in zip(cut, loaded, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
 def test_contenders_that_compute_the_same_come_to_the_same_models():
     contenders = [
         Contender("ours", "ours", SMALL, {"plan": {}}),
         Contender("plain", "plain", SMALL, same=True),
+        Contender("loader", "plain", SMALL, {"loader": True}, same=True),
         Contender("nobody", "plain", SMALL, needs="no_such_package"),
     ]
-    ours, plain, nobody = race(Section("", "", contenders, ONCE), quiet)
+    ours, plain, loader, nobody = race(Section("", "", contenders, ONCE), quiet)
     assert 0 < plain["gap"] < 1e-4
+    assert loader["gap"] == plain["gap"]
     assert ours["gap"] is None
     assert nobody == {"name": "nobody", "absent": "not installed"}
 

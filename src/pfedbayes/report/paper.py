@@ -42,6 +42,10 @@ STUDIES = {
     "swings": "The shared model on CIFAR-10: accuracy on validation data by the mean network, rounds 101 to 200 of 200",
     "fedprox": "FedProx held near the first model received: accuracy on test data, rounds 700 to 800",
     "bnfed": "BNFed on Fashion-MNIST at lower rates than the paper's 0.5: accuracy on test data, rounds 700 to 800",
+    "fedavg": "FedAvg on large CIFAR-10 with one setting changed, and one model trained on everybody's data (Pooled): "
+    "accuracy on test data, rounds 700 to 800",
+    "overlap": "Clients that each draw from all images, so that one is tested on what others train on: accuracy on test "
+    "data, rounds 700 to 800",
 }
 ROUNDS_SCORED = 101  # rounds 700 to 800
 NOTHING = "–"
@@ -462,7 +466,8 @@ def _study_table(source: Source, name: str) -> Table:
     for dataset, title in DATASETS.items():
         found: dict[str, list[Record]] = {}
         for record in source.find(name, dataset=dataset, variant=DEFAULT):
-            found.setdefault(f"{METHODS[record['method']].title}: {_setting(record['varied'])}", []).append(record)
+            name_and_setting = filter(None, [METHODS[record["method"]].title, _setting(record["varied"])])
+            found.setdefault(": ".join(name_and_setting), []).append(record)
         rows = []
         for head, records in found.items():
             by_size = [[record for record in records if record["size"] == size] for size in sizes]
