@@ -52,12 +52,15 @@ def test_zeta_holds_the_posterior_near_its_prior():
     assert 0 < distance(near, 0) < distance(far, 0)
 
 
-def test_it_is_a_round_of_pfedbayes_with_a_fixed_prior_from_the_server():
+@pytest.mark.parametrize("eta_data", [0.0, 0.1])
+def test_it_is_a_round_of_pfedbayes_with_a_fixed_prior_from_the_server(eta_data):
     method = PFedBayes(prior="fixed", eta_global=0.0)
     training = Training(rounds=1, local_steps=7, batch_size=6, seed=3)
     reference = federation(method, training)
-    ours = personalise(federation(PFedBayes(), dataclasses.replace(training, local_steps=2)), make_shards(), steps=7)
+    start = federation(PFedBayes(eta_data=eta_data), dataclasses.replace(training, local_steps=2))
+    ours = personalise(start, make_shards(), steps=7)
     reference.train_round()
+    assert same_bits(ours.servers[0][0], start.servers[0])
     for client in range(5):
         assert difference(ours.personal_state(client).q, reference.personal_state(client).q) < 1e-12
 

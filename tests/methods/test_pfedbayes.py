@@ -28,7 +28,7 @@ from pfedbayes.data import Shards
 from pfedbayes.engine import Training
 from pfedbayes.gaussian import barycentre, gaussian, grad_in_rho, mean_field, rho_of, sample, sigma
 from pfedbayes.likelihoods import Regression
-from pfedbayes.methods import PFedBayes
+from pfedbayes.methods import FedAvg, PFedBayes
 from pfedbayes.methods.base import Shard
 from pfedbayes.methods.pfedbayes import Client
 from pfedbayes.metrics import log_average, nll
@@ -107,7 +107,9 @@ class TestOptions:
 
     eta_personal, eta_global, zeta = 1e-3, 2e-3, 2.0
 
-    def literal_round(self, q, w, steps, n, personal_steps=1, noise_std=1.0, prior="moving", reset_personal=False):
+    def literal_round(
+        self, q, w, steps, n, personal_steps=1, noise_std=1.0, prior="moving", reset_personal=False, eta_data=0.0
+    ):
         received = w
         q = received if reset_personal else q
         for (batch,), noise in steps:
@@ -121,12 +123,25 @@ class TestOptions:
                 q = q - self.eta_personal * torch.autograd.grad(omega, v)[0]
             v_w = w.clone().requires_grad_()
             omega_w = kl_divergence(as_normal(q), as_normal(v_w)).sum()
-            w = w - self.eta_global * torch.autograd.grad(omega_w, v_w)[0]
+            next_w = w - self.eta_global * torch.autograd.grad(omega_w, v_w)[0]
+            if eta_data:
+                outputs = make_model().net(v_w[0] + softplus(v_w[1]) * noise_std * noise[-1, 0], batch.x)
+                loss = nn.functional.cross_entropy(outputs, batch.y, reduction="none") @ batch.weight
+                next_w[0] = w[0] - eta_data * torch.autograd.grad(loss / batch.weight.sum(), v_w)[0][0]
+            w = next_w
         return q, w
 
     @pytest.mark.parametrize(
         "options",
-        [{}, {"personal_steps": 3}, {"noise_std": 0.001}, {"prior": "fixed"}, {"reset_personal": True}],
+        [
+            {},
+            {"personal_steps": 3},
+            {"noise_std": 0.001},
+            {"prior": "fixed"},
+            {"reset_personal": True},
+            {"eta_data": 0.2},
+            {"eta_data": 0.2, "personal_steps": 2, "noise_std": 0.5},
+        ],
         ids=str,
     )
     def test_option_does_what_it_says(self, options):
@@ -139,9 +154,10 @@ class TestOptions:
 
     @pytest.mark.parametrize(
         "options",
-        [{"personal_steps": 3}, {"noise_std": 0.001}, {"prior": "fixed"}, {"reset_personal": True}, {"scale": "batch"}],
+        [{"personal_steps": 3}, {"noise_std": 0.001}, {"prior": "fixed"}, {"reset_personal": True}, {"scale": "batch"},
+         {"eta_data": 0.1}],
         ids=str,
-    )
+    )  # fmt: skip
     def test_option_makes_a_difference(self, options):
         assert difference(trained(PFedBayes(**options)).servers, trained(PFedBayes()).servers) > 1e-6
 
@@ -259,6 +275,17 @@ def test_without_kl_and_noise_it_is_adam_on_the_loss_of_the_means():
     assert difference(q[0], torch_adam(scale=SIZES[0])) < ROUNDING  # (n/b) times the sum is n times the mean
     assert_close(q[0], torch_adam(scale=1.0), rtol=0, atol=1e-7)  # the factor matters to Adam's epsilon alone
     assert same_bits(q[1], start[1])
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_taught_by_data_without_noise_the_shared_means_are_those_of_fedavg(samples):
+    training = dataclasses.replace(TRAINING, participants=4)
+    alike = {"training": training, "shards": make_shards((12,) * 4, (3,) * 4), "init": "kaiming"}
+    method = PFedBayes(eta_data=0.1, noise_std=0.0, samples=samples)
+    ours, fedavg = trained(method, **alike), trained(FedAvg(eta=0.1), **alike)
+    start = federation(FedAvg(), **alike).servers[0]
+    assert difference(fedavg.servers[0], start) > 1e-3
+    assert difference(ours.servers[0][0], fedavg.servers[0]) < ROUNDING
 
 
 def test_scaling_the_objective_leaves_the_iterates_alone():
@@ -388,6 +415,7 @@ class TestBayesianLinearRegression:
     [
         ("zeta", -1.0),
         ("eta_personal", -0.1),
+        ("eta_data", -0.1),
         ("eta_global", -0.1),
         ("samples", 0),
         ("beta", -0.5),

@@ -86,6 +86,9 @@ class PFedBayes(Method):
     noise. personal_steps: steps on q per step on w. reset_personal: q starts every round at the received w.
     prior: "moving" takes the localized global model as the prior, "fixed" the received one. optimizer: "sgd" is the
     literal gradient descent, which diverges at the paper's rates. scale: "batch" drops the factor n/b.
+
+    eta_data goes beyond the paper. Above 0 the localized global model learns its means from the client's data, as in
+    FedAvg, by SGD with this rate on the mean loss of the batch at weights drawn from it; its widths follow q as ever.
     """
 
     zeta: float = 10.0
@@ -101,6 +104,7 @@ class PFedBayes(Method):
     prior: Literal["moving", "fixed"] = "moving"
     optimizer: Literal["adam", "sgd"] = "adam"
     scale: Literal["data", "batch"] = "data"
+    eta_data: float = 0.0
 
     title = "pFedBayes"
     reference = "Zhang et al., ICML 2022"
@@ -115,6 +119,7 @@ class PFedBayes(Method):
         require(self.zeta >= 0, f"zeta must not be negative, got {self.zeta}")
         require(self.eta_personal >= 0, f"eta_personal must not be negative, got {self.eta_personal}")
         require(self.eta_global >= 0, f"eta_global must not be negative, got {self.eta_global}")
+        require(self.eta_data >= 0, f"eta_data must not be negative, got {self.eta_data}")
         require(self.samples >= 1, f"samples must be at least 1, got {self.samples}")
         require(self.beta >= 0, f"beta must not be negative, got {self.beta}")
         require(self.noise_std >= 0, f"noise_std must not be negative, got {self.noise_std}")
@@ -159,8 +164,9 @@ class PFedBayes(Method):
         prior = fixed or w.field
         for g in noise * self.noise_std if self.noise_std != 1 else noise:
             q = self._update(q, self.personal_grad(model, q.field, prior, batch, size, g), self.eta_personal)
+        taught = self._taught(model, w, batch, g) if self.eta_data else None  # before the next line changes w in place
         w = self._update(w, kl_grad_w(q.field, w.field), self.eta_global)
-        return Local(q, w, fixed, size)
+        return Local(q, w if taught is None else w._replace(mu=taught), fixed, size)
 
     def personal_grad(
         self, model: Model, q: MeanField, prior: MeanField, batch: Batch, size: Tensor, g: Tensor
@@ -176,6 +182,11 @@ class PFedBayes(Method):
             grad_theta = model.grad_nll(sample(q, g_k), scaled)
             grad_mu, grad_sigma = grad_mu.add_(grad_theta), torch.addcmul(grad_sigma, grad_theta, g_k)
         return MeanField(grad_mu, grad_sigma)
+
+    def _taught(self, model: Model, w: Moving, batch: Batch, g: Tensor) -> Tensor:
+        """The means of w after a step of SGD on the loss of the batch at weights drawn from w with noise g (K, T)."""
+        grads = [model.grad_loss(sample(w.field, g_k), batch) for g_k in g]
+        return sgd(w.mu, torch.stack(grads).mean(0), self.eta_data)
 
     def _update(self, moving: Moving, grad: MeanField, rate: float) -> Moving:
         """A step against the gradient in means and standard deviations."""
