@@ -87,7 +87,9 @@ def fedavg(device: str, amount: Amount) -> Section:
     work = Work("fedavg", device, local_steps=amount.local_steps)
     others = [
         *loops("plain PyTorch loop", "plain", work),
-        Contender("plain PyTorch loop, DataLoader, one thread", "plain", work, {"threads": 1, "loader": True}, same=True),
+        Contender(
+            "plain PyTorch loop, DataLoader, one thread", "plain", work, {"threads": 1, "loader": True}, same=True
+        ),
         Contender("pfl 0.6", "pfl_fedavg", work, needs="pfl", same=True),
         Contender("pfl 0.6, one thread", "pfl_fedavg", work, {"threads": 1}, needs="pfl", same=True),
         Contender("Flower 1.41, simulation", "flower", work, needs="flwr", same=True),
@@ -131,14 +133,16 @@ def seeds(device: str, amount: Amount) -> Section:
         ways["VGG"] = (images, plan)
         ways["VGG in bfloat16"] = (images, {"plan": {**plan["plan"], "precision": "bf16"}})
     contenders = [
-        Contender(f"{net}, {count}", "ours", dataclasses.replace(work, seeds=number), options, beside=f"{net}, one seed")
+        Contender(
+            f"{net}, {count}", "ours", dataclasses.replace(work, seeds=number), options, beside=f"{net}, one seed"
+        )
         for net, (work, options) in ways.items()
         for count, number in (("one seed", 1), ("five seeds at once", 5))
     ]
     return Section(
         "Five seeds at once",
-        "pFedBayes. The ratio is to one seed of the same network: at 0.2 five at once would take as long as one, at 1 as "
-        "long as five in turn.",
+        "pFedBayes. The ratio is to one seed of the same network: at 0.2 five at once would take as long as one, at 1 "
+        "as long as five in turn.",
         contenders,
         amount.turns,
     )

@@ -228,8 +228,9 @@ class TestOverlap:
     def test_a_client_has_the_papers_numbers_and_no_image_twice(self, mnist: Pool) -> None:
         shards = partition(mnist, DataConfig(size="large", split="overlap"))
         for i in range(10):
-            assert Counter(shards.y[shards.train[i]].tolist()) == dict.fromkeys(range(5 * (i % 2), 5 * (i % 2) + 5), 900)
-            assert Counter(shards.y[shards.test[i]].tolist()) == dict.fromkeys(range(5 * (i % 2), 5 * (i % 2) + 5), 300)
+            own = range(5 * (i % 2), 5 * (i % 2) + 5)
+            assert Counter(shards.y[shards.train[i]].tolist()) == dict.fromkeys(own, 900)
+            assert Counter(shards.y[shards.test[i]].tolist()) == dict.fromkeys(own, 300)
             assert len(torch.cat([shards.train[i], shards.test[i]]).unique()) == 6000
 
     def test_as_many_tests_as_chance_says_are_in_the_training_of_others(self, mnist: Pool) -> None:

@@ -44,8 +44,8 @@ STUDIES = {
     "bnfed": "BNFed on Fashion-MNIST at lower rates than the paper's 0.5: accuracy on test data, rounds 700 to 800",
     "fedavg": "FedAvg on large CIFAR-10 with one setting changed, and one model trained on everybody's data (Pooled): "
     "accuracy on test data, rounds 700 to 800",
-    "overlap": "Clients that each draw from all images, so that one is tested on what others train on: accuracy on test "
-    "data, rounds 700 to 800",
+    "overlap": "Clients that each draw from all images, so that one is tested on what others train on: accuracy on "
+    "test data, rounds 700 to 800",
 }
 ROUNDS_SCORED = 101  # rounds 700 to 800
 NOTHING = "–"
