@@ -76,13 +76,13 @@ def rows(measured: list[dict[str, Any]]) -> list[str]:
             continue
         median = statistics.median(row["seconds"])
         steps, floor = row["client_steps"], row["floor"]
-        first = present.get(row.get("beside") or measured[0]["name"])
+        other = present.get(row.get("beside") or measured[0]["name"])
         whole = f": {row['rounds_per_turn']} rounds in {row['rounds_per_turn'] * median:.1f} s"
         cells = [
             row["name"] + (whole if len(row["seconds"]) == 1 else ""),
             f"{median:.3g}",
             f"{steps / median:,.0f}" if steps else "",
-            ratio(row, first) if first else "",
+            ratio(row, other) if other else "",
             f"{row['gap']:.0e}" if row["gap"] is not None else "",
             f"{row['memory_mb']:,.0f}",
             f"{floor / median:.0%}" if floor else "",
@@ -91,9 +91,9 @@ def rows(measured: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def ratio(row: dict[str, Any], first: dict[str, Any]) -> str:
+def ratio(row: dict[str, Any], other: dict[str, Any]) -> str:
     """Cost per client-step beside that of another contender where both train, else per turn of the job."""
-    scale = first["client_steps"] / row["client_steps"] if row["client_steps"] else 1.0
-    middle = f"{scale * median_ratio(row['seconds'], first['seconds']):.2f}"
-    ratios = [scale * a / b for a, b in zip(row["seconds"], first["seconds"], strict=True)]
-    return middle if row is first or len(ratios) == 1 else f"{middle} ({min(ratios):.2f}–{max(ratios):.2f})"
+    scale = other["client_steps"] / row["client_steps"] if row["client_steps"] and other["client_steps"] else 1.0
+    middle = f"{scale * median_ratio(row['seconds'], other['seconds']):.2f}"
+    ratios = [scale * a / b for a, b in zip(row["seconds"], other["seconds"], strict=True)]
+    return middle if row is other or len(ratios) == 1 else f"{middle} ({min(ratios):.2f}–{max(ratios):.2f})"

@@ -30,7 +30,7 @@ def train_client(module: nn.Module, batches: Iterable[Sequence[Tensor]], rate: f
 
 
 class Plain:
-    """loader: whether batches come from torch's DataLoader, as in most simulators."""
+    """loader: whether batches come from torch's DataLoader."""
 
     def __init__(self, work: Work, loader: bool = False) -> None:
         plan_for(work, {}).activate()

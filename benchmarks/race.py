@@ -70,12 +70,20 @@ class Turns:
 
 @dataclass(frozen=True)
 class Section:
-    """Contenders of one table. The first is the one that the others are compared with."""
+    """Contenders of one table. The first is the one that the others are compared with, if they do not say which."""
 
     title: str
     note: str
     contenders: list[Contender]
     turns: Turns
+
+    def __post_init__(self) -> None:
+        names = {contender.name for contender in self.contenders}
+        for contender in self.contenders:
+            if contender.beside and contender.beside not in names:
+                raise ValueError(
+                    f"{contender.name!r} is to stand beside {contender.beside!r}, which is not in the table"
+                )
 
 
 class Disagreement(Exception):

@@ -106,8 +106,7 @@ def fedavg(device: str, amount: Amount) -> Section:
     return Section(
         "FedAvg",
         "The same data, network and amount of training. Everybody takes the same batches from the same start: cut out "
-        "of tensors that were converted once or, where it says DataLoader, put together from single examples by "
-        "torch's, as in the templates of Flower and in most simulators.",
+        "of tensors that were converted once or, where it says DataLoader, put together by torch's example by example.",
         [*by_plans(work, ["default plan", "eager", "not compiled", "compiled"]), *others],
         amount.turns,
     )

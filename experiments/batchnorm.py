@@ -87,7 +87,9 @@ def main() -> None:
     """Train, and print a line whenever the model is tested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=("small", "medium", "large"), default="large")
-    parser.add_argument("--split", choices=get_args(Split), default="stratified", help="data.split of an experiment")
+    parser.add_argument(
+        "--split", choices=get_args(Split), default="stratified", help="how images are dealt, see data.split"
+    )
     parser.add_argument("--rounds", type=int, default=800)
     parser.add_argument("--every", type=int, default=20, help="rounds between tests")
     parser.add_argument("--seed", type=int, default=1)

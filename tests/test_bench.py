@@ -80,6 +80,10 @@ def test_the_page_keeps_the_devices_apart(tmp_path):
     assert both.startswith(render(tmp_path, "speed"))
 
 
+def test_the_page_of_the_repository_is_made_from_its_raw_results():
+    assert bench.PAGE.read_text() == render(bench.PAGE.parent, "speed")
+
+
 def test_ratios_are_turn_by_turn_and_per_client_step():
     # The machine is slow in the second and third turn; a is always twice as slow as the first.
     first = row("first", [1.0, 10.0, 10.0])
@@ -96,8 +100,11 @@ def test_ratios_are_turn_by_turn_and_per_client_step():
 def test_a_ratio_can_be_to_another_row_than_the_first():
     small = [row("small", [1.0]), row("small, wide", [2.0], client_steps=50)]
     large = [row("large", [10.0]), row("large, wide", [25.0], client_steps=50, beside="large")]
-    ratios = [line.split("|")[4].strip() for line in rows([*small, *large, row("x", [1.0], beside="nobody")])]
-    assert ratios == ["1.00", "0.40", "10.00", "0.50", ""]
+    absent = [{"name": "nobody", "absent": "not installed"}, row("x", [1.0], beside="nobody")]
+    ratios = [line.split("|")[4].strip() for line in rows([*small, *large, *absent])]
+    assert ratios == ["1.00", "0.40", "10.00", "0.50", "", ""]
+    with pytest.raises(ValueError, match="not in the table"):
+        Section("", "", [Contender("x", "ours", SMALL, beside="nobody")], ONCE)
 
 
 def test_a_loader_gives_the_same_batches():

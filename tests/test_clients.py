@@ -69,7 +69,7 @@ def fixed_shapes(names):
 
 @needs_compiler
 class TestCompiled:
-    @pytest.mark.parametrize("method", [PFedBayes(samples=2), FedAvg(), METHODS["heurfedamp"]()])
+    @pytest.mark.parametrize("method", [PFedBayes(samples=2, eta_data=0.1), FedAvg(), METHODS["heurfedamp"]()])
     def test_results_are_those_without_a_compiler(self, method):
         assert agree(trained(method, plan=COMPILED), trained(method))
 
@@ -373,7 +373,7 @@ class TestGPU:
     def test_replayed_rounds_are_those_of_a_cpu(self, name):
         assert agree(trained(METHODS[name](), plan=self.GRAPH), trained(METHODS[name](), plan=PHILOX))
 
-    @pytest.mark.parametrize("method", [PFedBayes(samples=2), FedAvg(), METHODS["pfedme"]()])
+    @pytest.mark.parametrize("method", [PFedBayes(samples=2), PFedBayes(eta_data=0.1), FedAvg(), METHODS["pfedme"]()])
     def test_compiled_and_replayed_rounds_are_those_of_a_cpu(self, method):
         plan = dataclasses.replace(self.GRAPH, compile=True)
         assert agree(trained(method, plan=plan), trained(method, plan=PHILOX))

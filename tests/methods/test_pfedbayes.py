@@ -108,7 +108,17 @@ class TestOptions:
     eta_personal, eta_global, zeta = 1e-3, 2e-3, 2.0
 
     def literal_round(
-        self, q, w, steps, n, personal_steps=1, noise_std=1.0, prior="moving", reset_personal=False, eta_data=0.0
+        self,
+        q,
+        w,
+        steps,
+        n,
+        personal_steps=1,
+        noise_std=1.0,
+        prior="moving",
+        reset_personal=False,
+        eta_data=0.0,
+        **others,
     ):
         received = w
         q = received if reset_personal else q
@@ -116,31 +126,35 @@ class TestOptions:
             anchor = received if prior == "fixed" else w
             for k in range(personal_steps):
                 v = q.clone().requires_grad_()
-                outputs = make_model().net(v[0] + softplus(v[1]) * noise_std * noise[k, 0], batch.x)
-                loss = nn.functional.cross_entropy(outputs, batch.y, reduction="none") @ batch.weight
-                omega = n / batch.weight.sum() * loss
+                omega = n * self.drawn_loss(v, noise_std * noise[k], batch)
                 omega = omega + self.zeta * kl_divergence(as_normal(v), as_normal(anchor)).sum()
                 q = q - self.eta_personal * torch.autograd.grad(omega, v)[0]
             v_w = w.clone().requires_grad_()
             omega_w = kl_divergence(as_normal(q), as_normal(v_w)).sum()
             next_w = w - self.eta_global * torch.autograd.grad(omega_w, v_w)[0]
             if eta_data:
-                outputs = make_model().net(v_w[0] + softplus(v_w[1]) * noise_std * noise[-1, 0], batch.x)
-                loss = nn.functional.cross_entropy(outputs, batch.y, reduction="none") @ batch.weight
-                next_w[0] = w[0] - eta_data * torch.autograd.grad(loss / batch.weight.sum(), v_w)[0][0]
+                loss = self.drawn_loss(v_w, noise_std * noise[-1], batch)
+                next_w[0] = w[0] - eta_data * torch.autograd.grad(loss, v_w)[0][0]
             w = next_w
         return q, w
+
+    def drawn_loss(self, v, noise, batch):
+        """The mean loss of the batch, averaged over draws of the weights."""
+        outputs = [make_model().net(v[0] + softplus(v[1]) * g, batch.x) for g in noise]
+        losses = [nn.functional.cross_entropy(each, batch.y, reduction="none") @ batch.weight for each in outputs]
+        return sum(losses) / (len(losses) * batch.weight.sum())
 
     @pytest.mark.parametrize(
         "options",
         [
             {},
+            {"samples": 3},
             {"personal_steps": 3},
             {"noise_std": 0.001},
             {"prior": "fixed"},
             {"reset_personal": True},
             {"eta_data": 0.2},
-            {"eta_data": 0.2, "personal_steps": 2, "noise_std": 0.5},
+            {"eta_data": 0.2, "personal_steps": 2, "noise_std": 0.5, "samples": 2},
         ],
         ids=str,
     )

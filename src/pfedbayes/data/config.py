@@ -129,6 +129,12 @@ class DataConfig:
             raise ValueError("train_per_label and test_per_label belong together: give both or neither")
         if self.train_per_label is not None and self.examples is not None:
             raise ValueError("train_per_label and examples both say how many images there are: give one of them")
+        if self.name == "regression" and self.split != "stratified":
+            raise ValueError(f'split = "{self.split}" deals images by their labels, and name = "regression" has none')
+        if self.split == "overlap" and (self.validation or self.certify):
+            raise ValueError(
+                'split = "overlap" lets clients train on what others hold out: leave validation and certify at 0'
+            )
         if not self.by_label:
             if self.train_per_label is not None:
                 raise ValueError(f'labels = "{self.labels}" takes examples and test_fraction, not train_per_label')

@@ -147,7 +147,7 @@ def _draw_blocks(class_rows: list[Rows], own_labels: Rows, block: int, seed: int
         rows = class_rows[label]
         if block > len(rows):
             raise UserError(
-                f"class {label} has {len(rows)} images, and a client needs {block}: take fewer images with "
+                f"class {label} has {len(rows)} images, and a client needs {block}: take fewer, with examples or with "
                 "train_per_label and test_per_label"
             )
         blocks.append(rows[order[order < len(rows)][:block]])

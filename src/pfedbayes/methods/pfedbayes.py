@@ -87,8 +87,9 @@ class PFedBayes(Method):
     prior: "moving" takes the localized global model as the prior, "fixed" the received one. optimizer: "sgd" is the
     literal gradient descent, which diverges at the paper's rates. scale: "batch" drops the factor n/b.
 
-    eta_data goes beyond the paper. Above 0 the localized global model learns its means from the client's data, as in
-    FedAvg, by SGD with this rate on the mean loss of the batch at weights drawn from it; its widths follow q as ever.
+    eta_data goes beyond the paper. Above 0 the localized global model learns its means from the client's data, much as
+    in FedAvg, by SGD with this rate on the mean loss of the batch at weights drawn from it, at the cost of K more
+    gradients; its widths follow q as ever, at the rate eta_global.
     """
 
     zeta: float = 10.0
@@ -166,6 +167,7 @@ class PFedBayes(Method):
             q = self._update(q, self.personal_grad(model, q.field, prior, batch, size, g), self.eta_personal)
         taught = self._taught(model, w, batch, g) if self.eta_data else None  # before the next line changes w in place
         w = self._update(w, kl_grad_w(q.field, w.field), self.eta_global)
+        # If w is taught, only the widths of that step count.
         return Local(q, w if taught is None else w._replace(mu=taught), fixed, size)
 
     def personal_grad(
