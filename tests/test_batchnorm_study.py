@@ -1,7 +1,8 @@
 """The study of batch normalisation (experiments/batchnorm.py): what its figures rest on."""
 
-import importlib.util
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,10 +15,7 @@ PATH = Path(__file__).parents[1] / "experiments" / "batchnorm.py"
 
 @pytest.fixture(scope="module")
 def study():
-    spec = importlib.util.spec_from_file_location("batchnorm", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**runpy.run_path(str(PATH)))
 
 
 def test_statistics_together_are_those_of_all_data_as_one(study):

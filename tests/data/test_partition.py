@@ -440,7 +440,7 @@ class TestConfig:
             ({"labels": "iid", "split": "overlap"}, 'cannot go with split = "overlap"'),
             ({"split": "overlap", "validation": 0.2}, "train on what others hold out"),
             ({"split": "overlap", "certify": 0.2}, "train on what others hold out"),
-            ({"name": "regression", "split": "shuffle"}, "by their labels"),
+            ({"name": "regression", "split": "shuffle"}, "no labels to go by"),
             ({"size": None}, "how many images"),
             ({"examples": 4}, "leaves no training example"),
         ],

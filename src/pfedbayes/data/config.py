@@ -130,7 +130,7 @@ class DataConfig:
         if self.train_per_label is not None and self.examples is not None:
             raise ValueError("train_per_label and examples both say how many images there are: give one of them")
         if self.name == "regression" and self.split != "stratified":
-            raise ValueError(f'split = "{self.split}" deals images by their labels, and name = "regression" has none')
+            raise ValueError(f'name = "regression" has no labels to go by with split = "{self.split}": leave split out')
         if self.split == "overlap" and (self.validation or self.certify):
             raise ValueError(
                 'split = "overlap" lets clients train on what others hold out: leave validation and certify at 0'
