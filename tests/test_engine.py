@@ -178,6 +178,16 @@ class TestServerOptimizer:
         training = dataclasses.replace(TRAINING, server_optimizer="momentum", server_rate=1.0, server_momentum=0.0)
         assert difference(trained(FedAvg(), training=training).servers, trained(FedAvg()).servers) < 1e-12
 
+    @pytest.mark.parametrize("name", ["momentum", "adam"])
+    def test_widths_of_gaussians_are_averaged_at_once(self, name):
+        training = dataclasses.replace(TRAINING, server_optimizer=name, server_rate=0.5)
+        (start,), (plain,) = federation(PFedBayes()).servers, trained(PFedBayes(), 1).servers
+        (followed,) = trained(PFedBayes(), 1, training=training).servers
+        assert torch.equal(followed[1], plain[1])
+        assert difference(followed[0], plain[0]) > 1e-6
+        if name == "momentum":
+            assert difference(followed[0], (start[0] + plain[0]) / 2) < 1e-12
+
 
 class TestParticipation:
     @pytest.mark.parametrize("method", [FedAvg(), PFedBayes()], ids=lambda method: method.title)

@@ -36,7 +36,7 @@ class Training:
     flip: every image of a batch is mirrored left to right with probability 1/2; shift: it is moved by up to so many
     pixels up or down and to the left or right, and its edge is repeated where nothing is left.
     server_optimizer: how the server follows the average of the uploads (FedOpt): at once, with "momentum" or by
-    "adam"; server_rate and server_momentum are its settings.
+    "adam"; server_rate and server_momentum are its settings. Widths of Gaussians are averaged at once in any case.
     patience: a run stops when the loss on validation data has not become less for so many rounds, and keeps the best
     round, see `stopping`; never if not given.
     """
@@ -139,13 +139,20 @@ def first_optimizer(training: Training, server: State) -> ServerOptimizer | None
 
 
 def follow(
-    training: Training, server: Tensor, average: Tensor, state: ServerOptimizer
+    training: Training, method: Method, server: Tensor, average: Tensor, state: ServerOptimizer
 ) -> tuple[Tensor, ServerOptimizer]:
-    """FedOpt (Reddi et al. 2021): the step from the server's state to the average is minus its gradient."""
+    """FedOpt (Reddi et al. 2021): the step from the server's state to the average is minus its gradient.
+
+    The widths of Gaussians are averaged at once: momentum makes them overshoot, and wide priors make useless models.
+    """
     rate, decay = training.server_rate, training.server_momentum
+    followed: tuple[Tensor, ServerOptimizer]
     if isinstance(state, Adam):
-        return adam(server, server - average, state, rate, decay, beta2=0.99, eps=1e-3)
-    return momentum(server, server - average, state, rate, decay)
+        followed = adam(server, server - average, state, rate, decay, beta2=0.99, eps=1e-3)
+    else:
+        followed = momentum(server, server - average, state, rate, decay)
+    new, remembered = followed
+    return torch.stack([new[0], average[1]]) if method.gaussian else new, remembered
 
 
 Trio = tuple[State, list[State], list[ServerOptimizer]]  # states of clients, servers and the servers' optimisers
@@ -325,7 +332,7 @@ class Federation(Prediction):
         optimizers = self._server_optimizers
         if optimizers:
             followed = [
-                follow(self.training, *each)
+                follow(self.training, self.method, *each)
                 for each in zip(self.servers, servers, self._server_optimizers, strict=True)
             ]
             servers, optimizers = [list(parts) for parts in zip(*followed, strict=True)]

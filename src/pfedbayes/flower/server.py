@@ -138,7 +138,7 @@ class Server:
         )
         optimizer = self.optimizer
         if optimizer is not None:
-            average, optimizer = follow(self.training, self.state, average, optimizer)
+            average, optimizer = follow(self.training, self.method, self.state, average, optimizer)
         if not all(bool(leaf.isfinite().all()) for leaf in leaves(average)):
             raise UserError(
                 f"round {round}: the shared model has become non-finite, so the round was not taken: {CALM}"
