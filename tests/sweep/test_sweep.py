@@ -112,6 +112,20 @@ class TestCells:
 
 
 class TestRunning:
+    def test_names_longer_than_a_file_system_allows(self, sweep):
+        same = (
+            "method.eta_personal = 0.0005, method.eta_global = 0.0005, method.beta = 0.5, method.personal_steps = 2, "
+        )
+        same += 'method.server = "barycentre", method.prior = "fixed", method.noise_std = 0.5, method.rho0 = -3.0, '
+        same += 'method.samples = 2, training.server_optimizer = "momentum", '
+        vary = f"[{{ {same}method.zeta = 0.1 }}, {{ {same}method.zeta = 0.2 }}]"
+        sweep.write(f'base = "tiny.toml"\n[[rows]]\nmethod = "pfedbayes"\nvary = {vary}\n')
+        assert min(len(cell.name) for cell in load(sweep.file)) > 255
+        assert not sweep(stopped=after(3))["done"]
+        assert len(list((sweep.out / "runs").iterdir())) == 1
+        assert len(sweep()["done"]) == 2
+        assert len(list((sweep.out / "cells").iterdir())) == 2
+
     def test_cells_leave_their_scores_and_nothing_else_and_are_done_once(self, sweep, monkeypatch):
         found = sweep(results=sweep.folder / "all.json")
         assert (found["done"], found["missing"], found["failed"]) == (NAMES, [], {})

@@ -25,6 +25,7 @@ from pfedbayes.sweep.results import (
     gather,
     read_results,
     refuse_changed,
+    run_folder,
     write_results,
 )
 from pfedbayes.sweep.running import Outcome, Status, run
@@ -111,7 +112,7 @@ def _list(cells: Sequence[Cell], results: Results, out: Path) -> None:
         state = "to do"
         if cell.name in results:
             state = f"done in {scores.seconds(results[cell.name]):.0f} s"
-        elif (out / "runs" / cell.name / runs.INFO).exists():
+        elif (run_folder(out, cell.name) / runs.INFO).exists():
             state = "begun"
         rounds = cell.experiment.training.rounds
         console.print(f"{number:3} {cell.name}  {len(cell.seeds)} seeds, {rounds} rounds: {state}", soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from pfedbayes.report.scores import Record
 from pfedbayes.sweep.cells import Cell
 
 Results = dict[str, list[Record]]  # by cell
+LONGEST_NAME = 200
 
 
 def read_results(path: Path) -> Results:
@@ -42,6 +44,24 @@ def write_results(path: Path, results: Results) -> None:
     runs.write_file(path, f"[\n{lines}\n]\n")
 
 
+def result_file(out: Path, name: str) -> Path:
+    """Where a sweep keeps the results of a cell."""
+    return out / "cells" / f"{_for_files(name)}.json"
+
+
+def run_folder(out: Path, name: str) -> Path:
+    """Where a sweep keeps a cell that is under way."""
+    return out / "runs" / _for_files(name)
+
+
+def _for_files(name: str) -> str:
+    """A cell is named after all that it varies, but a file's name may have 255 bytes, with what is added to it."""
+    encoded = name.encode()
+    if len(encoded) <= LONGEST_NAME:
+        return name
+    return f"{encoded[:LONGEST_NAME].decode(errors='ignore')}_{hashlib.sha256(encoded).hexdigest()[:16]}"
+
+
 def gather(out: Path, files: Iterable[Path] = ()) -> Results:
     """What is known already: from these files and, before them, from the folder of the sweep."""
     results: Results = {}
@@ -67,7 +87,7 @@ def changed(cells: Iterable[Cell], results: Results) -> dict[str, str]:
 
 def changed_under_way(cells: Iterable[Cell], out: Path) -> list[str]:
     """Cells that were begun with other settings."""
-    folders = [(cell, out / "runs" / cell.name) for cell in cells]
+    folders = [(cell, run_folder(out, cell.name)) for cell in cells]
     return [
         cell.name
         for cell, folder in folders
@@ -87,6 +107,6 @@ def forget(out: Path, names: Iterable[str], results: Results) -> Results:
     """The results without these cells, and the folder of the sweep without what it has of them."""
     dropped = set(names)
     for name in dropped:
-        (out / "cells" / f"{name}.json").unlink(missing_ok=True)
-        shutil.rmtree(out / "runs" / name, ignore_errors=True)
+        result_file(out, name).unlink(missing_ok=True)
+        shutil.rmtree(run_folder(out, name), ignore_errors=True)
     return {name: records for name, records in results.items() if name not in dropped}

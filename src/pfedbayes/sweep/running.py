@@ -17,7 +17,7 @@ from pfedbayes.errors import Diverged, UserError
 from pfedbayes.report import scores
 from pfedbayes.report.scores import Record
 from pfedbayes.sweep.cells import Cell
-from pfedbayes.sweep.results import Results, write_results
+from pfedbayes.sweep.results import Results, result_file, run_folder, write_results
 
 START_SECONDS = 30.0  # a cell that cannot even compile before the time is up is not begun
 
@@ -82,12 +82,12 @@ def run(
                 _free_memory()
             if records is None:
                 continue
-            write_results(out / "cells" / f"{cell.name}.json", {cell.name: records})
+            write_results(result_file(out, cell.name), {cell.name: records})
             outcome.results[cell.name] = records
             keep(outcome.results)
         if reason := outcome.results[cell.name][0].get("diverged"):
             outcome.failed[cell.name] = reason
-        shutil.rmtree(out / "runs" / cell.name, ignore_errors=True)
+        shutil.rmtree(run_folder(out, cell.name), ignore_errors=True)
     return outcome
 
 
@@ -116,7 +116,7 @@ def _run_cell(
     """The records of a cell, or None if it was interrupted; its folder then has its state."""
     if cell.lacks:
         raise UserError(cell.lacks)
-    folder = out / "runs" / cell.name
+    folder = run_folder(out, cell.name)
     names = {**cell.facts, "cell": cell.name, "varied": cell.varied}
     resume = (folder / runs.INFO).exists()
     rounds = execution.execute(cell.experiment, folder, cell.seeds, device, resume, data_dir)
