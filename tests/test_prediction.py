@@ -225,6 +225,18 @@ class TestBlocks:
     def test_members_together_are_each_alone(self, name):
         assert_each_is_scored_as_if_alone(self.ours(METHODS[name]()))
 
+    @pytest.mark.parametrize(("over", "calls"), [("vmap", 1), ("loop", 10)])
+    @pytest.mark.parametrize("name", ["perfedavg", "fedavg-ft"])
+    def test_clients_with_batches_of_one_size_adapt_at_once(self, monkeypatch, name, over, calls):
+        method = METHODS[name]()
+        shards = make_shards(sizes=(6, 9, 11, 7, 16), test_sizes=EQUAL)
+        ours = self.ours(method, shards=shards, plan=dataclasses.replace(EXACT, over=over))
+        counted, adapt = [], type(method).adapt
+        monkeypatch.setattr(type(method), "adapt", lambda *given: counted.append(1) or adapt(*given))
+        ours.evaluate()
+        assert len(counted) == calls
+        assert_each_is_scored_as_if_alone(ours)
+
     @pytest.mark.parametrize("sizes", [EQUAL, (6, 0, 6, 1, 9)], ids=["equal", "with an empty one"])
     @pytest.mark.parametrize("over", ["vmap", "loop"])
     def test_whatever_the_sizes_and_the_plan(self, sizes, over):

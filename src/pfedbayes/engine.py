@@ -131,11 +131,12 @@ def first_server(model: Model, method: Method, num_clients: int, seed: int, init
     return method.init(theta.to(like), num_clients, model.net.shapes)
 
 
-def first_optimizer(training: Training, server: State) -> ServerOptimizer | None:
+def first_optimizer(training: Training, method: Method, server: State) -> ServerOptimizer | None:
     """What the server's optimiser remembers before the first round."""
     if training.server_optimizer == "none":
         return None
-    return adam_init(server) if training.server_optimizer == "adam" else momentum_init(server)
+    followed = server[0] if method.gaussian else server
+    return adam_init(followed) if training.server_optimizer == "adam" else momentum_init(followed)
 
 
 def follow(
@@ -143,16 +144,21 @@ def follow(
 ) -> tuple[Tensor, ServerOptimizer]:
     """FedOpt (Reddi et al. 2021): the step from the server's state to the average is minus its gradient.
 
-    The widths of Gaussians are averaged at once: momentum makes them overshoot, and wide priors make useless models.
+    Of Gaussians the means alone: widths with momentum can overshoot, and nothing is learned under too wide a prior.
     """
+    if method.gaussian:
+        means, remembered = _follow(training, server[0], average[0], state)
+        return torch.stack([means, average[1]]), remembered
+    return _follow(training, server, average, state)
+
+
+def _follow(
+    training: Training, server: Tensor, average: Tensor, state: ServerOptimizer
+) -> tuple[Tensor, ServerOptimizer]:
     rate, decay = training.server_rate, training.server_momentum
-    followed: tuple[Tensor, ServerOptimizer]
     if isinstance(state, Adam):
-        followed = adam(server, server - average, state, rate, decay, beta2=0.99, eps=1e-3)
-    else:
-        followed = momentum(server, server - average, state, rate, decay)
-    new, remembered = followed
-    return torch.stack([new[0], average[1]]) if method.gaussian else new, remembered
+        return adam(server, server - average, state, rate, decay, beta2=0.99, eps=1e-3)
+    return momentum(server, server - average, state, rate, decay)
 
 
 Trio = tuple[State, list[State], list[ServerOptimizer]]  # states of clients, servers and the servers' optimisers
@@ -249,9 +255,8 @@ class Federation(Prediction):
         self.servers: list[State] = [
             first_server(model, method, self.num_clients, seed, init, like) for seed in self.seeds
         ]
-        self._server_optimizers: list[ServerOptimizer] = [
-            optimizer for server in self.servers if (optimizer := first_optimizer(self.training, server)) is not None
-        ]
+        optimizers = [first_optimizer(self.training, method, server) for server in self.servers]
+        self._server_optimizers = [optimizer for optimizer in optimizers if optimizer is not None]
         self._ahead: tuple[tuple[int, bytes], Future[Assignment]] | None = None
         self._pending: list[Pending] = []
         self._failed: Tensor | None = None

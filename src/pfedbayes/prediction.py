@@ -21,7 +21,7 @@ from pfedbayes.plan import Plan
 from pfedbayes.population import Population
 from pfedbayes.reparametrisation import Dense, dense_layers, drawn_outputs, num_drawn_weights
 from pfedbayes.streams import Purpose, choose, key, normals
-from pfedbayes.trees import concat, pick, stack, tree_map
+from pfedbayes.trees import concat, leaves, pick, stack, tree_map
 
 Which = Literal["personal", "shared"]
 Split = Literal["test", "validation"]
@@ -294,9 +294,15 @@ class Prediction:
         return {f"{name}+prior": (average + prior)[:, None] for name, average in averages.items()}
 
     def _personal_states(self, seeds: Sequence[int], clients: Sequence[int], test: Batch) -> State:
+        states = self.population.get([s * self.num_clients + i for s in seeds for i in clients], self._fresh_clients)
         if not self.method.adapts:
-            return self.population.get([s * self.num_clients + i for s in seeds for i in clients], self._fresh_clients)
-        return stack([self.personal_state(i, s, pick(test, k)) for s in seeds for k, i in enumerate(clients)])
+            return states
+        prepared = [self._prepared(i, s, pick(test, k)) for s in seeds for k, i in enumerate(clients)]
+        received = concat([self.download(s, clients) for s in seeds])
+        adapt = partial(self.method.adapt, self.model)
+        if self.method.batched and self.plan.over == "vmap" and _alike(prepared):
+            return torch.func.vmap(adapt)(states, received, stack(prepared))
+        return stack([adapt(pick(states, k), pick(received, k), own) for k, own in enumerate(prepared)])
 
     def personal_state(self, client: int, seed_index: int = 0, test: Batch | None = None) -> State:
         """The state that a client predicts with; one that has not taken part yet starts from the shared model."""
@@ -304,10 +310,15 @@ class Prediction:
         state = pick(self.population.get([member], self._fresh_clients), 0)
         if not self.method.adapts:
             return state
+        prepared = self._prepared(client, seed_index, test)
+        return self.method.adapt(self.model, state, self._received(client, seed_index), prepared)
+
+    def _prepared(self, client: int, seed_index: int, test: Batch | None) -> State:
+        """What the method adapts a client's model with, drawn anew every round."""
         train = self.batch_of(self.train_sets[client])
         seed = key(self.seeds[seed_index], Purpose.ADAPTATION, self.round, int(self.numbers[client]))
-        data = Adaptation(train, int(self.batch_sizes[client]), self.shards.num_classes, seed, test)
-        return self.method.adapt(self.model, state, self._received(client, seed_index), data)
+        batch_size = int(self.batch_sizes[client])
+        return self.method.prepare(Adaptation(train, batch_size, self.shards.num_classes, seed, test))
 
     def _fresh_clients(self, members: Sequence[int]) -> State:
         """The stacked states of clients that are met for the first time."""
@@ -437,6 +448,11 @@ class Prediction:
         if which == "shared":
             units = units.view(len(seeds), len(clients), *units.shape[1:]).transpose(1, 2).flatten(2, 3)
         return weights, units
+
+
+def _alike(trees: Sequence[State]) -> bool:
+    """Whether trees can be stacked."""
+    return len({tuple(leaf.shape for leaf in leaves(tree)) for tree in trees}) == 1
 
 
 def _slices(length: int, step: int) -> list[slice]:

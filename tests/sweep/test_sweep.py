@@ -115,16 +115,26 @@ class TestRunning:
     def test_names_longer_than_a_file_system_allows(self, sweep):
         same = (
             "method.eta_personal = 0.0005, method.eta_global = 0.0005, method.beta = 0.5, method.personal_steps = 2, "
+            'method.server = "barycentre", method.prior = "fixed", method.noise_std = 0.5, method.rho0 = -3.0, '
+            'method.samples = 2, training.server_optimizer = "momentum", '
         )
-        same += 'method.server = "barycentre", method.prior = "fixed", method.noise_std = 0.5, method.rho0 = -3.0, '
-        same += 'method.samples = 2, training.server_optimizer = "momentum", '
         vary = f"[{{ {same}method.zeta = 0.1 }}, {{ {same}method.zeta = 0.2 }}]"
         sweep.write(f'base = "tiny.toml"\n[[rows]]\nmethod = "pfedbayes"\nvary = {vary}\n')
         assert min(len(cell.name) for cell in load(sweep.file)) > 255
         assert not sweep(stopped=after(3))["done"]
-        assert len(list((sweep.out / "runs").iterdir())) == 1
+        (begun,) = (sweep.out / "runs").iterdir()
+        assert runs.read_checkpoint(begun).round > 0
         assert len(sweep()["done"]) == 2
-        assert len(list((sweep.out / "cells").iterdir())) == 2
+        assert list((sweep.out / "runs").iterdir()) == []
+        before = sorted((sweep.out / "cells").iterdir())
+        assert len(before) == 2
+        (sweep.folder / "tiny.toml").write_text(
+            (sweep.folder / "tiny.toml").read_text().replace("rounds = 4", "rounds = 3")
+        )
+        with pytest.raises(UserError, match="--redo"):
+            sweep()
+        assert len(sweep(redo=True)["done"]) == 2
+        assert sorted((sweep.out / "cells").iterdir()) == before
 
     def test_cells_leave_their_scores_and_nothing_else_and_are_done_once(self, sweep, monkeypatch):
         found = sweep(results=sweep.folder / "all.json")

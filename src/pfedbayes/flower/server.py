@@ -82,7 +82,7 @@ class Server:
             self.config.init,
             torch.empty((), dtype=self.dtype),
         )
-        self.optimizer = first_optimizer(self.training, self.state)
+        self.optimizer = first_optimizer(self.training, self.method, self.state)
         self.round = 0
         self.id = uuid.uuid4().hex
         self.created = runs.now()

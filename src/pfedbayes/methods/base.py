@@ -61,7 +61,7 @@ class Method:
     personal: ClassVar[bool] = False  # has a model per client
     shared: ClassVar[bool] = True  # has one model for all
     stochastic: ClassVar[bool] = False  # predicts by drawing weights
-    gaussian: ClassVar[bool] = False  # the weights that it draws are independent Gaussians
+    gaussian: ClassVar[bool] = False  # draws independent Gaussians: its server has (2, T), their means and rhos
     adapts: ClassVar[bool] = False  # makes its personal model when it is asked to predict
     batched: ClassVar[bool] = True  # its client functions can be mapped by vmap; else by loop only
     full_batch: ClassVar[bool] = False  # a batch is the client's whole training set
@@ -123,8 +123,15 @@ class Method:
 
     # Prediction: a stack of outputs (K, n, ...), one per row of noise (K, T); noise=None asks for the mean network.
 
-    def adapt(self, model: Model, client: State, received: State, data: Adaptation) -> State:
-        """The state of a client's personal model, made from its data if the method `adapts`."""
+    def prepare(self, data: Adaptation) -> State:
+        """What `adapt` needs of a client's data. Default: nothing."""
+        return ()
+
+    def adapt(self, model: Model, client: State, received: State, prepared: State) -> State:
+        """The state of a client's personal model, made from its data if the method `adapts`.
+
+        Many clients adapt at once where the method is `batched`, so it draws nothing: `prepare` does.
+        """
         return client
 
     def views(self, client: State, received: State) -> dict[str, State]:

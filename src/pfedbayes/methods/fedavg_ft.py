@@ -40,12 +40,16 @@ class FedAvgFT(Method):
         (batch,) = batches
         return Local(sgd(local.theta, model.grad_loss(local.theta, batch), self.eta))
 
-    def adapt(self, model: Model, client: State, received: Tensor, data: Adaptation) -> Tensor:
+    def prepare(self, data: Adaptation) -> Batch:
+        """The batches of all steps, (steps, b, ...)."""
+        batches: Batch = pick(data.train, self.batches(data))
+        return batches
+
+    def adapt(self, model: Model, client: State, received: Tensor, prepared: Batch) -> Tensor:
         """theta_i <- theta_i - eta_personal grad CE(theta_i; B), `steps` times from the shared model."""
         theta = received
-        for rows in self.batches(data):
-            batch = pick(data.train, rows)
-            theta = sgd(theta, model.grad_loss(theta, batch), self.eta_personal)
+        for k in range(self.steps):
+            theta = sgd(theta, model.grad_loss(theta, pick(prepared, k)), self.eta_personal)
         return theta
 
     def batches(self, data: Adaptation) -> Tensor:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pfedbayes.methods.base import Adaptation, Method, Shard, require
+from pfedbayes.methods.base import Method, Shard, State, require
 from pfedbayes.nets import Batch, Model
 from pfedbayes.optim import sgd
 
@@ -78,7 +78,7 @@ class FedRep(Method):
         """The body goes to the server, the whole model stays."""
         return local.theta, local.w
 
-    def adapt(self, model: Model, client: Tensor, received: Tensor, data: Adaptation) -> Personal:
+    def adapt(self, model: Model, client: Tensor, received: Tensor, prepared: State) -> Personal:
         """The server's body with the client's head."""
         return Personal(model.net.join(received, client), client)
 

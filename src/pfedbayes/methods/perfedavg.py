@@ -73,13 +73,20 @@ class PerFedAvg(Method):
             return product
         return (gradient(w + self.delta * v) - gradient(w - self.delta * v)) / (2 * self.delta)
 
-    def adapt(self, model: Model, client: State, received: Tensor, data: Adaptation) -> Personal:
+    def prepare(self, data: Adaptation) -> tuple[Batch, ...]:
+        """A batch of the training data, and then two of the data to be predicted where the method looks at them."""
+        own = [data.train] if self.adapt_on == "train-full" else _draw(data.train, 1, data)
+        if self.adapt_on == "pfedme-test" and data.test is not None:
+            own += _draw(data.test, 2, data)
+        return tuple(own)
+
+    def adapt(self, model: Model, client: State, received: Tensor, prepared: tuple[Batch, ...]) -> Personal:
         """theta_i = w - alpha grad CE(w; B), with a batch B of the client's training data."""
-        (batch,) = [data.train] if self.adapt_on == "train-full" else _draw(data.train, 1, data)
+        batch, *leaked = prepared
         honest = sgd(received, model.grad_loss(received, batch), self.alpha)
-        if self.adapt_on != "pfedme-test" or data.test is None:
+        if not leaked:
             return Personal(honest, honest)
-        first, second = _draw(data.test, 2, data)
+        first, second = leaked
         theta = sgd(received, model.grad_loss(received, first), self.alpha)
         return Personal(sgd(theta, model.grad_loss(theta, second), self.eta_outer), honest)
 

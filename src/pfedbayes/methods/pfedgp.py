@@ -179,14 +179,17 @@ class PFedGP(Method):
     def end(self, local: Local) -> tuple[State, Tensor]:
         return (), local.phi
 
+    def prepare(self, data: Adaptation) -> Adaptation:
+        return data
+
     @torch.no_grad()
-    def adapt(self, model: Model, client: State, received: Tensor, data: Adaptation) -> Personal:
+    def adapt(self, model: Model, client: State, received: Tensor, prepared: Adaptation) -> Personal:
         """The tree and its classifiers from the client's whole training set, with the shared features."""
-        x, y, _ = data.train
+        x, y, _ = prepared.train
         z = self.normalised(model, received, x)
-        num_classes = data.num_classes or 0  # there are some, since the method classifies
+        num_classes = prepared.num_classes or 0  # there are some, since the method classifies
         splits = tree(z, y, num_classes)
-        generator = _generator(data.seed, z.device)
+        generator = _generator(prepared.seed, z.device)
         nodes = [self._classifier(z[rows], left, self.test_chains, generator) for rows, left in members(y, splits)]
         return Personal(received, splits, tuple(nodes), torch.bincount(y, minlength=num_classes) > 0)
 

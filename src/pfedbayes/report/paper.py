@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,8 +129,8 @@ class Line:
         return f"{METHODS[self.method].title} ({', '.join(filter(None, notes))})"
 
 
-def _lines(methods: Sequence[str], variants: bool, prior: bool = False) -> Iterator[Line]:
-    """The rows of a table: models, with estimators where weights are drawn, and further variants."""
+def _lines(methods: Sequence[str], variants: Collection[str] = (), prior: bool = False) -> Iterator[Line]:
+    """The rows of a table: models, with estimators where weights are drawn, and those variants of them."""
     for name in methods:
         method = METHODS[name]
         estimators = tuple(ESTIMATORS) if method.stochastic else (None,)
@@ -139,12 +139,18 @@ def _lines(methods: Sequence[str], variants: bool, prior: bool = False) -> Itera
                 yield from (Line(name, model, estimator) for estimator in estimators)
                 if prior:
                     yield Line(name, model, "mc10" if method.stochastic else None, "label-prior")
-        if variants and name in PUBLIC:
+        if PUBLIC.get(name) in variants:
             yield Line(name, "personal", None, PUBLIC[name])
-        if variants and name == "perfedavg":
+        if OUTER_RATE in variants and name == "perfedavg":
             yield from (Line(name, "personal", None, each) for each in (OUTER_RATE, f"{OUTER_RATE}+{PUBLIC[name]}"))
-        if variants and name == "pfedbayes":
+        if PUBLIC_NOISE in variants and name == "pfedbayes":
             yield from (Line(name, model, "one", PUBLIC_NOISE) for model in MODELS)
+
+
+def _variants(preset: str, split: str = "two-block") -> tuple[str, ...]:
+    """The variants that a preset was run with."""
+    further = (OUTER_RATE, PUBLIC_NOISE) if preset == "paper" else ()
+    return (*PUBLIC.values(), *further) if split == "two-block" else ()
 
 
 def _of_paper(source: Source, line: Line, dataset: str, size: str) -> tuple[float, float] | None:
@@ -170,7 +176,7 @@ def _belongs(record: Record, variant: str) -> bool:
 
 def beside_paper(source: Source, preset: str) -> Table:
     """Scored as in the paper, the best of rounds 700 to 800: paper, ours, difference."""
-    lines = list(_lines(METHODS_OF_THE_PAPER if preset == "paper" else TUNED, variants=preset == "paper"))
+    lines = list(_lines(METHODS_OF_THE_PAPER if preset == "paper" else TUNED, _variants(preset)))
     blocks = []
     for dataset, title in DATASETS.items():
         rows = []
@@ -202,7 +208,7 @@ def honest(source: Source, preset: str, split: str) -> Table:
     blocks = []
     for dataset, title in DATASETS.items():
         rows = []
-        for line in _lines(methods, variants=preset == "paper" and split == "two-block", prior=True):
+        for line in _lines(methods, _variants(preset, split), prior=True):
             groups = [_records(source, line, preset, split, dataset, size) for size in SIZES]
             cells = [
                 _text(records, over_seeds(records, line.model, line.estimator, name), metric)
@@ -249,7 +255,7 @@ def _against_paper(source: Source) -> Iterator[str]:
                 f"{len(gaps) - len(below)} of {len(gaps)} cells" + (f"; below in {', '.join(below)}." if below else ".")
             )
     weak, count = [], 0
-    for line in _lines(METHODS_OF_THE_PAPER[:-1], variants=False):
+    for line in _lines(METHODS_OF_THE_PAPER[:-1]):
         for dataset, size, model in _columns():
             paper = _of_paper(source, line, dataset, size) if model == line.model else None
             records = _records(source, line, "paper", "two-block", dataset, size)
@@ -280,23 +286,26 @@ def _peak(records: Sequence[Record], model: str) -> str:
 
 
 def _among_tuned(source: Source) -> Iterator[str]:
-    """Whether the tuned pFedBayes is the best of the tuned methods."""
+    """Whether the tuned pFedBayes is the best of the tuned methods, also as their public code scores them."""
     for score, title in (("best_700_800", "best"), ("mean_700_800", "mean")):
         gaps, count = [], 0
         for dataset, size, model in _columns():
             found = {}
-            for method in TUNED:
-                records = _records(source, Line(method, model), "tuned", "two-block", dataset, size)
-                found[method] = over_seeds(records, model, None, score)
-            ours = found.pop("pfedbayes")
-            others = {method: estimate for method, estimate in found.items() if estimate}
+            for line in (Line("pfedbayes", model), *_lines(TUNED[1:], _variants("tuned"))):
+                records = _records(source, line, "tuned", "two-block", dataset, size) if line.model == model else []
+                found[line] = over_seeds(records, model, None, score)
+            ours = found.pop(Line("pfedbayes", model))
+            others = {line: estimate for line, estimate in found.items() if estimate}
             if not ours or not others:
                 continue
             count += 1
-            first = max(others, key=lambda method: others[method].value)
+            first = max(others, key=lambda line: others[line].value)
             gap = ours.value - others[first].value
             if not gap >= -max(ours.std or 0, others[first].std or 0):
-                gaps.append(f"{DATASETS[dataset]} {size} {model} ({gap:+.2f} to {METHODS[first].title})")
+                whose = METHODS[first.method].title + (
+                    f", {VARIANTS[first.variant]}" if first.variant != DEFAULT else ""
+                )
+                gaps.append(f"{DATASETS[dataset]} {size} {model} ({gap:+.2f} to {whose})")
         if count:
             yield (
                 f"Among the tuned methods, by the {title} of rounds 700 to 800, pFedBayes is the first, or within a "

@@ -5,4 +5,6 @@ moment; when it is done, what is left of it are its scores, a list of records:
 
     DIR/runs/CELL        the run folder, gone once the cell is done
     DIR/cells/CELL.json  the records of a cell, see `scores.records`
+
+In the names of files a very long CELL is cut and ends in a digest.
 """

@@ -15,7 +15,7 @@ from pfedbayes.report.scores import Record
 from pfedbayes.sweep.cells import Cell
 
 Results = dict[str, list[Record]]  # by cell
-LONGEST_NAME = 200
+LONGEST_BYTES = 240  # of a name, which "." and ".json.part" go around; most file systems allow 255
 
 
 def read_results(path: Path) -> Results:
@@ -55,11 +55,12 @@ def run_folder(out: Path, name: str) -> Path:
 
 
 def _for_files(name: str) -> str:
-    """A cell is named after all that it varies, but a file's name may have 255 bytes, with what is added to it."""
+    """A cell is named after all that it varies: where that is too long for a file, the end is a digest."""
     encoded = name.encode()
-    if len(encoded) <= LONGEST_NAME:
+    if len(encoded) <= LONGEST_BYTES:
         return name
-    return f"{encoded[:LONGEST_NAME].decode(errors='ignore')}_{hashlib.sha256(encoded).hexdigest()[:16]}"
+    digest = "_" + hashlib.sha256(encoded).hexdigest()[:16]
+    return encoded[: LONGEST_BYTES - len(digest)].decode(errors="ignore") + digest
 
 
 def gather(out: Path, files: Iterable[Path] = ()) -> Results:
