@@ -102,6 +102,7 @@ def fedavg(device: str, amount: Amount) -> Section:
             needs="flwr",
             same=True,
         ),
+        Contender("its matrix products alone", "products", work),
     ]
     return Section(
         "FedAvg",
@@ -159,7 +160,10 @@ def evaluation(device: str, amount: Amount) -> Section:
     return Section(
         "Evaluation",
         "Personal and shared model on all 47,500 test images of the MNIST federation, beside a training round of it.",
-        [Contender(name, "ours", work, {"plan": plan, "job": job}) for name, job, plan in jobs],
+        [
+            *(Contender(name, "ours", work, {"plan": plan, "job": job}) for name, job, plan in jobs),
+            Contender("matrix products of the mean networks alone", "products", work, {"job": "mean"}),
+        ],
         amount.turns,
     )
 
