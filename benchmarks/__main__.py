@@ -86,7 +86,8 @@ def results(made: Section, device: str) -> dict[str, Any]:
             trains = contender.options.get("job", "train") == "train"
             row["client_steps"] = contender.work.client_steps if trains else None
             halved = contender.options.get("plan", {}).get("precision") == "bf16"  # at a rate that is not measured
-            row["floor"] = limits.floor(contender.work, rates, row["tf32"]) if trains and not halved else None
+            whole = trains and contender.kind != "products"
+            row["floor"] = limits.floor(contender.work, rates, row["tf32"]) if whole and not halved else None
     return {"rows": rows, "limits": rates._asdict(), "load": load}
 
 

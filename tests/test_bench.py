@@ -6,11 +6,13 @@ import json
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import __main__ as bench
 from benchmarks import limits, sections
 from benchmarks.ours import EAGER
 from benchmarks.page import render, rows
+from benchmarks.products import Products
 from benchmarks.race import Contender, Disagreement, Failed, Section, Turns, gap, race, require_same
 from benchmarks.work import Examples, Work
 from pfedbayes.engine import Federation
@@ -170,6 +172,16 @@ def test_the_floor_counts_products_and_state():
     products, state = 200 * limits.step_flops(work) / 1e9, 200 * limits.step_bytes(work) / 1e9
     assert limits.floor(work, rates, tf32=False) == pytest.approx(products + state)
     assert limits.floor(work, rates, tf32=True) == pytest.approx(products / 2 + state)
+
+
+def test_products_alone_are_those_of_a_round_and_of_an_evaluation():
+    with FlopCounterMode(display=False) as counter:
+        Products(SMALL).train(3)
+    assert counter.get_total_flops() == 3 * SMALL.client_steps * limits.step_flops(SMALL)
+    examples = sum(len(rows) for rows in SMALL.shards().test)
+    with FlopCounterMode(display=False) as counter:
+        Products(SMALL, "mean").train(1)
+    assert counter.get_total_flops() == pytest.approx(2 * examples * 2 * (784 * 100 + 100 * 10), rel=0.02)
 
 
 def test_the_limits_are_the_best_that_was_seen():
