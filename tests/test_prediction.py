@@ -225,17 +225,23 @@ class TestBlocks:
     def test_members_together_are_each_alone(self, name):
         assert_each_is_scored_as_if_alone(self.ours(METHODS[name]()))
 
-    @pytest.mark.parametrize(("over", "calls"), [("vmap", 1), ("loop", 10)])
-    @pytest.mark.parametrize("name", ["perfedavg", "fedavg-ft"])
-    def test_clients_with_batches_of_one_size_adapt_at_once(self, monkeypatch, name, over, calls):
-        method = METHODS[name]()
+    @pytest.mark.parametrize(
+        ("over", "chunk", "calls"), [("vmap", None, 1), ("vmap", 4, 3), ("vmap", 1, 10), ("loop", None, 10)]
+    )
+    @pytest.mark.parametrize("method", [METHODS["perfedavg"](adapt_on="pfedme-test"), METHODS["fedavg-ft"]()])
+    def test_clients_with_batches_of_one_size_adapt_at_once(self, monkeypatch, method, over, chunk, calls):
         shards = make_shards(sizes=(6, 9, 11, 7, 16), test_sizes=EQUAL)
-        ours = self.ours(method, shards=shards, plan=dataclasses.replace(EXACT, over=over))
+        ours = self.ours(method, shards=shards, plan=dataclasses.replace(EXACT, over=over, chunk=chunk))
         counted, adapt = [], type(method).adapt
         monkeypatch.setattr(type(method), "adapt", lambda *given: counted.append(1) or adapt(*given))
         ours.evaluate()
         assert len(counted) == calls
         assert_each_is_scored_as_if_alone(ours)
+
+    def test_clients_with_batches_of_several_sizes_adapt_in_groups(self):
+        method = METHODS["perfedavg"](adapt_on="train-full")
+        shards = make_shards(sizes=(6, 9, 6, 4, 9), test_sizes=EQUAL)
+        assert_each_is_scored_as_if_alone(self.ours(method, shards=shards))
 
     @pytest.mark.parametrize("sizes", [EQUAL, (6, 0, 6, 1, 9)], ids=["equal", "with an empty one"])
     @pytest.mark.parametrize("over", ["vmap", "loop"])

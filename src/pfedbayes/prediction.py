@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -297,12 +297,31 @@ class Prediction:
         states = self.population.get([s * self.num_clients + i for s in seeds for i in clients], self._fresh_clients)
         if not self.method.adapts:
             return states
-        prepared = [self._prepared(i, s, pick(test, k)) for s in seeds for k, i in enumerate(clients)]
         received = concat([self.download(s, clients) for s in seeds])
+        members = [(i, s, pick(test, k)) for s in seeds for k, i in enumerate(clients)]
+        at_once = 1
+        if self.method.batched and self.plan.over == "vmap":
+            at_once = self.plan.chunk or max(1, self._rows_at_once // int(self.batch_sizes.max()))
+        parts = [
+            self._adapted(pick(states, part), pick(received, part), [self._prepared(*each) for each in members[part]])
+            for part in _slices(len(members), at_once)
+        ]
+        return concat(parts)
+
+    def _adapted(self, states: State, received: State, prepared: Sequence[State]) -> State:
+        """Personal models of stacked members, all at once as far as what they adapt with has the same shape."""
         adapt = partial(self.method.adapt, self.model)
-        if self.method.batched and self.plan.over == "vmap" and _alike(prepared):
-            return torch.func.vmap(adapt)(states, received, stack(prepared))
-        return stack([adapt(pick(states, k), pick(received, k), own) for k, own in enumerate(prepared)])
+        if len(prepared) == 1:
+            return stack([adapt(pick(states, 0), pick(received, 0), prepared[0])])
+        alike: dict[tuple[torch.Size, ...], list[int]] = {}
+        for member, own in enumerate(prepared):
+            alike.setdefault(tuple(leaf.shape for leaf in leaves(own)), []).append(member)
+        parts = [
+            torch.func.vmap(adapt)(pick(states, some), pick(received, some), stack([prepared[k] for k in some]))
+            for some in alike.values()
+        ]
+        order = torch.tensor(list(chain.from_iterable(alike.values())), device=self.device)
+        return pick(concat(parts), order.argsort())
 
     def personal_state(self, client: int, seed_index: int = 0, test: Batch | None = None) -> State:
         """The state that a client predicts with; one that has not taken part yet starts from the shared model."""
@@ -448,11 +467,6 @@ class Prediction:
         if which == "shared":
             units = units.view(len(seeds), len(clients), *units.shape[1:]).transpose(1, 2).flatten(2, 3)
         return weights, units
-
-
-def _alike(trees: Sequence[State]) -> bool:
-    """Whether trees can be stacked."""
-    return len({tuple(leaf.shape for leaf in leaves(tree)) for tree in trees}) == 1
 
 
 def _slices(length: int, step: int) -> list[slice]:

@@ -113,6 +113,20 @@ def test_a_federation_from_before_an_option_existed_goes_on_with_its_default(tmp
     assert serve(FakeGrid(config)).round == 3
 
 
+def test_a_checkpoint_that_does_not_fit_is_refused_before_anybody_trains(tmp_path, monkeypatch):
+    config = stopped(tmp_path)
+    read = runs.read_checkpoint
+
+    def of_another_shape(folder):
+        checkpoint = read(folder)
+        checkpoint.tensors["server.0"] = torch.zeros(3, 2)
+        return checkpoint
+
+    monkeypatch.setattr(runs, "read_checkpoint", of_another_shape)
+    with pytest.raises(UserError, match=r"\(server\.0 differs\): set federation\.out to another folder"):
+        serve(FakeGrid(config))
+
+
 def test_a_lost_state_is_not_replaced_by_a_fresh_one(tmp_path):
     config = stopped(tmp_path)
     shutil.rmtree(tmp_path / "states" / "client-3")

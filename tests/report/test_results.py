@@ -263,6 +263,9 @@ class TestTables:
             record("fedprox", {"shared": {"mean": 87.0}}),
             record("pfedbayes", {"personal": {"mc10": 90.0}}, preset="tuned"),
             record("fedrep", {"personal": {"mean": 91.0}}, preset="tuned"),
+            record("pfedme", {"personal": {"mean": 91.0}}, preset="tuned", size="large"),
+            record("pfedme", {"personal": {"mean": 92.0}}, preset="tuned", size="large", variant="local"),
+            record("pfedbayes", {"personal": {"mc10": 91.0}}, preset="tuned", size="large"),
             few,
         ]
         (folder / "table1.json").write_text(json.dumps(records))
@@ -272,7 +275,8 @@ class TestTables:
         for score in ("best", "mean"):
             assert (
                 f"by the {score} of rounds 700 to 800, pFedBayes is the first, or within a standard deviation of it, "
-                "in 0 of 1 columns; not in MNIST small personal (-1.00 to FedRep)." in page
+                "in 0 of 2 columns; not in MNIST small personal (-1.00 to FedRep), MNIST large personal (-1.00 to "
+                "pFedMe, w of the last local step, as the public code scores it)." in page
             )
         assert "CIFAR-10 small, pFedGP, mean network: 3." in page
         assert "Networks that ran in bfloat16: CIFAR-10 pFedGP." in page

@@ -311,6 +311,13 @@ class Server:
             return
         self.logged = {record["round"] for record in runs.read(folder).rounds}
         self.round, self.clock = checkpoint.round, runs.Clock(checkpoint.seconds)
+        for name, like in self._tensors().items():
+            found = checkpoint.tensors.get(name)
+            if found is None or found.shape != like.shape or found.dtype != like.dtype:
+                raise UserError(
+                    f"the saved state in {folder} does not fit this federation ({name} differs): set federation.out to "
+                    "another folder"
+                )
         self.state = fill(self.state, checkpoint.tensors, "server.0")
         if self.optimizer is not None:
             self.optimizer = fill(self.optimizer, checkpoint.tensors, "server_optimizer.0")
@@ -322,12 +329,17 @@ class Server:
     def _data(self) -> str:
         return f"the data of {self.config.clients} nodes"
 
-    def _save(self) -> None:
+    def _tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds."""
         tensors: dict[str, Tensor] = dict(named_leaves(self.state, "server.0"))
         if self.optimizer is not None:
             tensors |= dict(named_leaves(self.optimizer, "server_optimizer.0"))
         for name in COUNTS:
             tensors[f"clients.{name}"] = torch.tensor([int(getattr(member, name)) for member in self.members])
+        return tensors
+
+    def _save(self) -> None:
+        tensors = self._tensors()
         self.writer.checkpoint(
             {name: tensor.clone().contiguous() for name, tensor in tensors.items()}, self.round, self.clock.seconds()
         )

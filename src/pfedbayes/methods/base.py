@@ -61,7 +61,7 @@ class Method:
     personal: ClassVar[bool] = False  # has a model per client
     shared: ClassVar[bool] = True  # has one model for all
     stochastic: ClassVar[bool] = False  # predicts by drawing weights
-    gaussian: ClassVar[bool] = False  # draws independent Gaussians: its server has (2, T), their means and rhos
+    gaussian: ClassVar[bool] = False  # draws independent Gaussians; what it averages are (2, T), means and rhos
     adapts: ClassVar[bool] = False  # makes its personal model when it is asked to predict
     batched: ClassVar[bool] = True  # its client functions can be mapped by vmap; else by loop only
     full_batch: ClassVar[bool] = False  # a batch is the client's whole training set
@@ -124,7 +124,7 @@ class Method:
     # Prediction: a stack of outputs (K, n, ...), one per row of noise (K, T); noise=None asks for the mean network.
 
     def prepare(self, data: Adaptation) -> State:
-        """What `adapt` needs of a client's data. Default: nothing."""
+        """What `adapt` needs of a client's data, a tree of tensors if the method is `batched`. Default: nothing."""
         return ()
 
     def adapt(self, model: Model, client: State, received: State, prepared: State) -> State:

@@ -148,7 +148,7 @@ def _lines(methods: Sequence[str], variants: Collection[str] = (), prior: bool =
 
 
 def _variants(preset: str, split: str = "two-block") -> tuple[str, ...]:
-    """The variants that a preset was run with."""
+    """The variants that the tables of a preset show."""
     further = (OUTER_RATE, PUBLIC_NOISE) if preset == "paper" else ()
     return (*PUBLIC.values(), *further) if split == "two-block" else ()
 
