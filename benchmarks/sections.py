@@ -68,7 +68,7 @@ def loops(name: str, kind: str, work: Work) -> list[Contender]:
 
 
 def products(name: str, work: Work, **options: Any) -> list[Contender]:
-    """A bound that no contender can pass. On a GPU it is none: there we launch them faster than Python does."""
+    """What is left if all else is free. Not on a GPU, where Python would launch them more slowly than we do."""
     return [Contender(name, "products", work, options)] if work.device == "cpu" else []
 
 

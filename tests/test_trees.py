@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pfedbayes.trees import concat, fill, finite_rows, leaves, named_leaves, pick, stack, tree_map
+from pfedbayes.trees import concat, fill, finite_rows, leaves, misfit, named_leaves, pick, stack, tree_map
 
 
 class Inner(NamedTuple):
@@ -65,3 +65,12 @@ def test_finite_rows_finds_the_poisoned_rows_and_no_others(poison):
     stacked = stack([tree(float(k)) for k in range(4)])
     stacked.pair[0][2].view(-1)[: len(poison)] = torch.tensor(poison)
     assert finite_rows(stacked, torch.zeros(4, 3)).tolist() == [True, True, False, True]
+
+
+def test_a_misfit_is_missing_or_of_another_shape_or_type():
+    expected = {"a": torch.zeros(2), "b": torch.zeros(3)}
+    fitting = {"a": torch.ones(2), "b": torch.ones(3), "c": torch.ones(1)}
+    assert misfit(fitting, expected) is None
+    for other in (torch.zeros(4), torch.zeros(3, dtype=torch.float64)):
+        assert misfit(fitting | {"b": other}, expected) == "b"
+    assert misfit({"a": torch.ones(2)}, expected) == "b"

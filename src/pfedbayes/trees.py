@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,6 +58,15 @@ def concat(trees: Sequence[Tree]) -> Tree:
 def pick(tree: Tree, index: Any) -> Tree:
     """Index the client axis of a stacked tree."""
     return tree_map(lambda leaf: leaf[index], tree)
+
+
+def misfit(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
+    """The name of an expected tensor that is missing or is of another shape or type, if there is one."""
+    for name, like in expected.items():
+        found = tensors.get(name)
+        if found is None or found.shape != like.shape or found.dtype != like.dtype:
+            return name
+    return None
 
 
 def finite_rows(*trees: Tree) -> Tensor:

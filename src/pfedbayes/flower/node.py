@@ -27,7 +27,7 @@ from pfedbayes.methods import Method
 from pfedbayes.methods.base import State
 from pfedbayes.nets import Model
 from pfedbayes.plan import Plan, choose_device
-from pfedbayes.trees import fill, named_leaves, pick, stack
+from pfedbayes.trees import fill, misfit, named_leaves, pick, stack
 
 LoadData = Callable[[int, int], Shards]  # (number of the client, number of clients) -> its own data
 MakeModel = Callable[[Method], Model]
@@ -79,10 +79,8 @@ class Node(Federation):
     def recall(self, generation: Generation) -> None:
         """Go on from a memory of a node with the same settings."""
         client = pick(self._fresh_clients([0]), 0)
-        for name, like in self._named(client, self.template).items():
-            found = generation.tensors.get(name)
-            if found is None or found.shape != like.shape or found.dtype != like.dtype:
-                raise UserError(f"the state of round {generation.round} does not fit this model ({name} differs)")
+        if name := misfit(generation.tensors, self._named(client, self.template)):
+            raise UserError(f"the state of round {generation.round} does not fit this model ({name} differs)")
         # Fresh copies: memory straight from a file may be aligned otherwise, and kernels round accordingly.
         copies = {name: tensor.clone().to(self.device) for name, tensor in generation.tensors.items()}
         self.population.put([0], stack([fill(client, copies, "client")]))

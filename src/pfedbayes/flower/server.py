@@ -34,7 +34,7 @@ from pfedbayes.methods.base import Shard, State
 from pfedbayes.nets import Model
 from pfedbayes.prediction import MODELS
 from pfedbayes.streams import choose
-from pfedbayes.trees import fill, leaves, named_leaves, pick
+from pfedbayes.trees import fill, leaves, misfit, named_leaves, pick
 
 log = logging.getLogger("flwr")
 
@@ -311,13 +311,15 @@ class Server:
             return
         self.logged = {record["round"] for record in runs.read(folder).rounds}
         self.round, self.clock = checkpoint.round, runs.Clock(checkpoint.seconds)
-        for name, like in self._tensors().items():
-            found = checkpoint.tensors.get(name)
-            if found is None or found.shape != like.shape or found.dtype != like.dtype:
-                raise UserError(
-                    f"the saved state in {folder} does not fit this federation ({name} differs): set federation.out to "
-                    "another folder"
-                )
+        # What is not averaged may change its shape as the run goes on.
+        fixed = {
+            name: t for name, t in self._tensors().items() if self.method.averages or not name.startswith("server.")
+        }
+        if name := misfit(checkpoint.tensors, fixed):
+            raise UserError(
+                f"the saved state in {folder} does not fit this federation ({name} differs): set federation.out to "
+                "another folder"
+            )
         self.state = fill(self.state, checkpoint.tensors, "server.0")
         if self.optimizer is not None:
             self.optimizer = fill(self.optimizer, checkpoint.tensors, "server_optimizer.0")
