@@ -63,6 +63,7 @@ class Ours:
     def train(self, rounds: int) -> None:
         for _ in range(rounds):
             self._job()
+        self.federation.confirm()
 
     def outcome(self) -> Tensor:
         return state(self.federation)

@@ -180,8 +180,10 @@ def scale(device: str, amount: Amount) -> Section:
         chosen = min(clients, 100)
         work = Work("pfedbayes", device, data="many", clients=clients, chosen=chosen, local_steps=steps)
         contenders.append(Contender(f"{clients:,} clients, {chosen} a round", "ours", work, one_plan(device)))
-    turns = Turns(repeats=min(amount.turns.repeats, 4), warm_up=amount.turns.warm_up, rounds=1)
-    rounds = turns.warm_up + turns.repeats
+    # Several rounds a turn: beside a GPU, a round's states are still on their way to the host while the next is trained.
+    each = 4
+    turns = Turns(repeats=min(amount.turns.repeats, 4), warm_up=amount.turns.warm_up, rounds=each)
+    rounds = turns.warm_up + turns.repeats * each
     return Section(
         "Number of clients",
         f"pFedBayes on rows of MNIST, {steps} local steps. A client has a state once it has "

@@ -61,7 +61,12 @@ def in_memory() -> InMemory:
     return InMemory(SIZE, HOST, HOST)
 
 
-@pytest.fixture(params=[in_memory, in_file], ids=["memory", "file"])
+def on_the_way() -> InMemory:
+    """The host by another name stands for a GPU, from where states are still on their way while a round is trained."""
+    return InMemory(SIZE, torch.device("cpu:0"), HOST)
+
+
+@pytest.fixture(params=[in_memory, on_the_way, in_file], ids=["memory", "on the way", "file"])
 def population(request):
     return request.param()
 
@@ -281,8 +286,8 @@ def test_memory_that_is_not_there_is_one_clear_line():
 def test_clients_rest_where_they_fit(monkeypatch):
     monkeypatch.setattr(module, "host_memory", lambda: 16_000)
     assert choose_resting(100, 10, False, HOST) == "device"
-    assert choose_resting(100, 20, False, HOST) == "host"
-    assert choose_resting(100, 21, False, HOST) == "file"
+    assert choose_resting(100, 40, False, HOST) == "host"
+    assert choose_resting(100, 41, False, HOST) == "file"
     assert choose_resting(100, 1000, True, HOST) == "device"  # all train each round anyway
 
 

@@ -378,6 +378,7 @@ class Federation(Prediction):
 
     def confirm(self) -> None:
         """Wait for the rounds under way; an error if one of them was not taken, and the state is that before it."""
+        self.population.settle()
         pending, self._pending = self._pending, []
         failed, self._failed = self._failed, None
         if failed is None:

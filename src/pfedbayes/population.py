@@ -10,11 +10,12 @@ import tempfile
 import weakref
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,15 +29,15 @@ HOST = torch.device("cpu")
 Move = Callable[[int, list[memoryview], int], int]  # os.preadv or os.pwritev
 
 SMALL_SHARE = 1 / 16  # of the device's memory: what may lie there without being trained
-HOST_SHARE = 1 / 8  # of the host's memory: a checkpoint copies it twice
+HOST_SHARE = 1 / 4  # of the host's memory: a checkpoint copies it twice
 
 
-_files: ThreadPoolExecutor
+_movers: ThreadPoolExecutor
 
 
 def _start_threads() -> None:
-    global _files  # noqa: PLW0603
-    _files = ThreadPoolExecutor(8, thread_name_prefix="clients")
+    global _movers  # noqa: PLW0603
+    _movers = ThreadPoolExecutor(8, thread_name_prefix="clients")
 
 
 _start_threads()
@@ -75,6 +76,9 @@ class Population(ABC):
         """What has to be written down to find the states again; a file of states is forced to disk at `path`."""
         return self.tensors()
 
+    def settle(self) -> None:  # noqa: B027, a file has nothing to do
+        """Wait for states that are on their way to where they rest."""
+
     def saved(self) -> None:  # noqa: B027, memory has nothing to do
         """The checkpoint has been written: what only the one before it referred to is needed no more."""
 
@@ -94,13 +98,15 @@ class Population(ABC):
 class InMemory(Population):
     """One array per leaf, with a row for each of `size` clients; on a CPU a row takes memory when it is first written.
 
-    `device` is where clients are trained, `rest` where their states lie.
+    `device` is where clients are trained, `rest` where their states lie. From a GPU to the host they go on their way
+    while the next round is trained.
     """
 
     def __init__(self, size: int, device: torch.device, rest: torch.device) -> None:
         self._size, self._device, self._rest = size, device, rest
         self._met: dict[int, None] = {}
         self._states: State = None
+        self._on_their_way: dict[int, Future[None]] = {}
 
     @property
     def met(self) -> list[int]:
@@ -112,7 +118,16 @@ class InMemory(Population):
     def _all(self, clients: Sequence[int]) -> bool:
         return len(clients) == self._size and list(clients) == list(range(self._size))
 
+    def settle(self) -> None:
+        self._wait_for(list(self._on_their_way))
+
+    def _wait_for(self, clients: Iterable[int]) -> None:
+        for client in clients:
+            if client in self._on_their_way:
+                self._on_their_way.pop(client).result()
+
     def _read(self, clients: Sequence[int]) -> State:
+        self._wait_for(clients)
         if self._all(clients):  # nothing to gather, and nothing to copy if they are where they are wanted
             return tree_map(lambda leaf: leaf.to(self._device), self._states)
         rows = torch.tensor(clients, device=self._rest)
@@ -123,16 +138,29 @@ class InMemory(Population):
         return torch.index_select(leaf, 0, rows, out=out).to(self._device, non_blocking=True)
 
     def put(self, clients: Sequence[int], states: State) -> None:
+        self.settle()  # more than one round under way would pile up
         if self._all(clients):
             self._states = tree_map(lambda leaf: leaf.to(self._rest), states)
         else:
             if self._states is None:
                 self._states = self._allocate(states)
-            rows = torch.tensor(clients, device=self._rest)
-            arrived = to_host(states) if self._rest == HOST else tree_map(lambda leaf: leaf.to(self._rest), states)
-            for old, new in zip(leaves(self._states), leaves(arrived), strict=True):
-                old.index_copy_(0, rows, new)
+            if self._rest == HOST != self._device:
+                self._send(clients, states)
+            else:
+                rows = torch.tensor(clients, device=self._rest)
+                for old, new in zip(leaves(self._states), leaves(states), strict=True):
+                    old.index_copy_(0, rows, new.to(self._rest))
         self._met.update(dict.fromkeys(clients))
+
+    def _send(self, clients: Sequence[int], states: State) -> None:
+        """Send states to the host, row by row and several at a time, without waiting for them."""
+        journey = Journey(states)
+
+        def lay_down(client: int, row: int) -> None:
+            for old, new in zip(leaves(self._states), leaves(journey.arrived()), strict=True):
+                np.copyto(old[client].numpy(), new[row].numpy())  # torch would start threads of its own in each of ours
+
+        self._on_their_way = {client: _movers.submit(lay_down, client, row) for row, client in enumerate(clients)}
 
     def _allocate(self, states: State) -> State:
         try:
@@ -145,6 +173,7 @@ class InMemory(Population):
             ) from None
 
     def _copy(self) -> State:
+        self.settle()
         rows = torch.tensor(self.met, device=self._rest)
         return tree_map(lambda leaf: leaf.index_select(0, rows).cpu(), self._states)
 
@@ -203,7 +232,7 @@ class InFile(Population):
         tasks: list[Future[None]] = []
         try:
             for place, parts in zip(places, rows, strict=True):
-                tasks.append(_files.submit(self._move, move, *place, parts))
+                tasks.append(_movers.submit(self._move, move, *place, parts))
             wait(tasks)
         except BaseException:  # an interrupt too: nobody may go on to move anything once it is told
             for task in tasks:
@@ -356,19 +385,28 @@ def _bytes(leaf: Tensor) -> Tensor:
     return leaf.contiguous().reshape(len(leaf), math.prod(leaf.shape[1:])).view(torch.uint8)
 
 
+class Journey:
+    """States on their way to the host, by way of page-locked memory if they are on a GPU."""
+
+    def __init__(self, states: State) -> None:
+        self._arriving = tree_map(self._send, states)
+        gpus = {leaf.device for leaf in leaves(states) if leaf.is_cuda}
+        self._events = [torch.cuda.current_stream(gpu).record_event() for gpu in gpus]
+
+    @staticmethod
+    def _send(leaf: Tensor) -> Tensor:
+        return staging(leaf.shape, leaf.dtype, HOST, leaf.device).copy_(leaf, non_blocking=True)
+
+    def arrived(self) -> State:
+        """The states, once they are there."""
+        for event in self._events:
+            event.synchronize()
+        return self._arriving
+
+
 def to_host(states: State) -> State:
-    """States on the host, by way of page-locked memory if they are on a GPU."""
-
-    def send(leaf: Tensor) -> Tensor:
-        on_host = staging(leaf.shape, leaf.dtype, HOST, leaf.device)
-        return on_host.copy_(leaf, non_blocking=True)
-
-    if all(leaf.device == HOST for leaf in leaves(states)):
-        return states
-    arriving = tree_map(send, states)
-    for device in {leaf.device for leaf in leaves(states)}:
-        torch.cuda.current_stream(device).synchronize()
-    return arriving
+    """States on the host."""
+    return states if all(leaf.device == HOST for leaf in leaves(states)) else Journey(states).arrived()
 
 
 def staging(shape: Sequence[int], dtype: torch.dtype, rest: torch.device, device: torch.device) -> Tensor:
