@@ -40,6 +40,7 @@ class Net:
             raise UserError("the module has no parameters to learn: give a module with at least one layer")
         self._module = copy.deepcopy(module).cpu().eval().requires_grad_(False)
         self._names = list(parameters)
+        self._ties = len(list(module.named_parameters(remove_duplicate=False))) > len(parameters)
         self.shapes = tuple(parameter.shape for parameter in parameters.values())
         self._sizes = [parameter.numel() for parameter in parameters.values()]
         self.num_params = sum(self._sizes)
@@ -68,7 +69,8 @@ class Net:
     def apply(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
         """Outputs with these tensors as parameters, in the module's order; their sizes may differ from the module's."""
         parameters = dict(zip(self._names, parts, strict=True))
-        outputs: Tensor = torch.func.functional_call(self._module, parameters, (x,))
+        # To look for parameters with several names costs as much as a small network.
+        outputs: Tensor = torch.func.functional_call(self._module, parameters, (x,), tie_weights=self._ties)
         return outputs
 
     def fitted(self, convolutions: Convolutions = "native", lays_out: bool = False) -> Net:
