@@ -65,14 +65,14 @@ class Reliability(NamedTuple):
 
 def reliability(log_probs: Tensor, y: Tensor) -> Reliability:
     """How often predictions of a given confidence are right."""
-    confidence, label = log_probs.exp().max(-1)
+    surest, label = log_probs.max(-1)
+    confidence, correct = surest.exp(), (label == y).to(log_probs.dtype)
     # Bins are (lower, upper], as in the common definition; a confidence of 0 cannot occur.
     index = (torch.ceil(confidence * BINS) - 1).clamp(0, BINS - 1).long()
-    weight = torch.nn.functional.one_hot(index, BINS).to(log_probs.dtype)
-    correct = (label == y).to(log_probs.dtype)
-    return Reliability(
-        *((part[..., None, :] @ weight).squeeze(-2) for part in (confidence, correct, torch.ones_like(correct)))
-    )
+    # A product adds up in a fixed order on every device.
+    weight = log_probs.new_zeros(*index.shape, BINS).scatter(-1, index[..., None], 1.0)
+    sums = torch.stack([confidence, correct, torch.ones_like(correct)], -2) @ weight
+    return Reliability(*sums.unbind(-2))
 
 
 def ece(sums: Reliability) -> Tensor:
