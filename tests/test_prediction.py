@@ -280,7 +280,7 @@ class TestBlocks:
         ours = trained(PFedBayes(), shards=dataclasses.replace(shards, test=common), seeds=(1, 2))
         found = ours.evaluate(3, label_prior=True, estimators=estimators)["shared"]
         for i, rows in enumerate(common):
-            alone = ours.estimates("shared", i, ours.batch_of(rows), 3, seed_index=1, label_prior=True)
+            alone = ours.estimates("shared", i, rows, 3, seed_index=1, label_prior=True)
             assert set(found) <= set(alone)
             for name, columns in found.items():
                 own = scores(ours.model.likelihood, alone[name][None], shards.y[rows][None])[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import chain, groupby
 from typing import Any, Literal, NamedTuple
@@ -119,8 +119,8 @@ class Prediction:
         draws, or the one of the mean network. sampling: see `evaluate`."""
         self.plan.activate()
         states = stack([self.personal_state(client, seed_index) if which == "personal" else self.servers[seed_index]])
-        ways = Ways(samples or 0, sampling=sampling)
-        return self._outputs(which, [seed_index], [client], self._to_device(x)[None], ways, states, samples)[0]
+        ways, rows = Ways(samples or 0, sampling=sampling), torch.arange(len(x), device=self.device)[None]
+        return self._outputs(which, [seed_index], [client], self._to_device(x), rows, ways, states, samples)[0]
 
     def evaluate(
         self,
@@ -162,12 +162,12 @@ class Prediction:
         return result
 
     def estimates(
-        self, which: Which, client: int, test: Batch, samples: int, seed_index: int = 0, label_prior: bool = False
+        self, which: Which, client: int, rows: Tensor, samples: int, seed_index: int = 0, label_prior: bool = False
     ) -> dict[str, Tensor]:
-        """Outputs (K, n, ...) of a model by estimator, see `evaluate`."""
-        ways = Ways(samples, label_prior=label_prior)
-        estimates = self._estimates(which, [seed_index], [client], stack([test]), ways)
-        block = self._block([seed_index], [client], test.y[None], estimates, ways)
+        """Outputs (K, n, ...) of a model for these examples of the pool by estimator, see `evaluate`."""
+        ways, rows = Ways(samples, label_prior=label_prior), rows[None].to(self.device)
+        estimates = self._estimates(which, [seed_index], [client], rows, ways)
+        block = self._block([seed_index], [client], self.y[rows], estimates, ways)
         return {name: outputs[0] for name, outputs in block.outputs.items()}
 
     def blocks(self, which: Which, split: Split, ways: Ways, clients: int | None = None) -> Iterator[Block]:
@@ -187,8 +187,8 @@ class Prediction:
                     yield self._block(seeds, group.clients, self.y[group.rows], self._dealt(seeds, group, ways), ways)
                     continue
                 for part in _slices(len(group.clients), clients_at_once):
-                    ids, test = group.clients[part], self.batch_of(group.rows[part])
-                    yield self._block(seeds, ids, test.y, self._estimates(which, seeds, ids, test, ways), ways)
+                    ids, rows = group.clients[part], group.rows[part]
+                    yield self._block(seeds, ids, self.y[rows], self._estimates(which, seeds, ids, rows, ways), ways)
 
     def _block(
         self, seeds: Sequence[int], clients: list[int], y: Tensor, estimates: dict[str, Tensor], ways: Ways
@@ -206,7 +206,7 @@ class Prediction:
     def _dealt(self, seeds: Sequence[int], group: Group, ways: Ways) -> dict[str, Tensor]:
         """`_estimates` of the shared model for all clients of a group, from one prediction for every example that any
         of them has."""
-        once = self._estimates("shared", seeds, [], self.batch_of(group.different[None]), ways)
+        once = self._estimates("shared", seeds, [], group.different[None], ways)
         return {name: outputs[:, :, group.place].transpose(1, 2).flatten(0, 1) for name, outputs in once.items()}
 
     def evaluation_sets(self, split: Split, clients: int | None = None) -> list[Tensor]:
@@ -254,6 +254,12 @@ class Prediction:
         rows = 5000 if self.device.type == "cpu" else 130_000
         return rows // 20 if self.model.net.convolutional else rows  # the activations of images are large
 
+    @property
+    def _rows_alone(self) -> int:
+        """How many examples one network predicts in one go. A CPU keeps them in its caches while bytes become numbers
+        and these outputs."""
+        return min(self._rows_at_once, 2000) if self.device.type == "cpu" else self._rows_at_once
+
     def _block_size(self, which: Which, size: int, ways: Ways) -> tuple[int, int]:
         """How many seeds and how many clients with `size` examples each are predicted together."""
         mapped = self.plan.over == "vmap" and (which == "personal" or self.method.averages)
@@ -263,15 +269,15 @@ class Prediction:
         return seeds, max(1, self._rows_at_once // (size * seeds))
 
     def _estimates(
-        self, which: Which, seeds: Sequence[int], clients: list[int], test: Batch, ways: Ways
+        self, which: Which, seeds: Sequence[int], clients: list[int], rows: Tensor, ways: Ways
     ) -> dict[str, Tensor]:
-        """Outputs (S * c, K, n, ...) by estimator for test data with a leading client axis."""
+        """Outputs (S * c, K, n, ...) by estimator for the examples (c, n) of these clients."""
         self.plan.activate()
         if which == "shared":
             states = stack([self.servers[s] for s in seeds])
         else:
-            states = self._personal_states(seeds, clients, test)
-        outputs = partial(self._outputs, which, seeds, clients, test.x, ways)
+            states = self._personal_states(seeds, clients, rows)
+        outputs = partial(self._outputs, which, seeds, clients, self.x, rows, ways)
         one, average, mean = estimator_names(ways.samples)
         estimates = {}
         if self.method.stochastic and ways.draws:
@@ -293,12 +299,13 @@ class Prediction:
         averages = {name: log_average(outputs) for name, outputs in estimates.items()}
         return {f"{name}+prior": (average + prior)[:, None] for name, average in averages.items()}
 
-    def _personal_states(self, seeds: Sequence[int], clients: Sequence[int], test: Batch) -> State:
+    def _personal_states(self, seeds: Sequence[int], clients: Sequence[int], rows: Tensor) -> State:
         states = self.population.get([s * self.num_clients + i for s in seeds for i in clients], self._fresh_clients)
         if not self.method.adapts:
             return states
         received = concat([self.download(s, clients) for s in seeds])
-        members = [(i, s, pick(test, k)) for s in seeds for k, i in enumerate(clients)]
+        tests = [self.batch_of(own) for own in rows]
+        members = [(i, s, test) for s in seeds for i, test in zip(clients, tests, strict=True)]
         at_once = 1
         if self.method.batched and self.plan.over == "vmap":
             at_once = self.plan.chunk or max(1, self._rows_at_once // int(self.batch_sizes.max()))
@@ -374,8 +381,7 @@ class Prediction:
         """All these examples (..., n) as one batch."""
         rows = indices.to(self.device)
         weight = torch.ones(rows.shape, dtype=self.dtype, device=self.device)
-        x, y = (pool.index_select(0, rows.flatten()).view(*rows.shape, *pool.shape[1:]) for pool in (self.x, self.y))
-        return Batch(x, y, weight)
+        return Batch(_taken(self.x, rows), _taken(self.y, rows), weight)
 
     def _to_device(self, values: Tensor) -> Tensor:
         return values.to(self.device, self.dtype if values.is_floating_point() else None)
@@ -385,44 +391,40 @@ class Prediction:
         which: Which,
         seeds: Sequence[int],
         clients: Sequence[int],
-        x: Tensor,
+        pool: Tensor,
+        rows: Tensor,
         ways: Ways,
         states: State,
         draws: int | None,
     ) -> Tensor:
-        """Outputs (S * c, K, n, ...) at x (c, n, ...) of states stacked over members, or over seeds if shared:
-        the first `draws` of ways.samples, or the mean network."""
+        """Outputs (S * c, K, n, ...) for rows (c, n) of a pool, of states stacked over members, or over seeds if
+        shared: the first `draws` of ways.samples, or the mean network."""
         dense: tuple[Dense, ...] = ()
         noise: tuple[Tensor, ...] = ()
         if draws is not None and self.method.stochastic:
             if ways.sampling == "activations" and self.method.gaussian:
-                dense = dense_layers(self.predictor.net, self.model.inputs(x[0, :1], self.dtype), self.dtype)
-            drawn = self._noise(which, seeds, clients, x.shape[1], ways, dense)
+                dense = dense_layers(self.predictor.net, self.model.inputs(pool[:1], self.dtype), self.dtype)
+            drawn = self._noise(which, seeds, clients, rows.shape[1], ways, dense)
             noise = tuple(each[:, :draws] for each in drawn)
         own = which == "personal"
         # The shared model has all clients' examples as one long batch, the same for every seed.
-        x_of_models = concat([x] * len(seeds)) if own else x.flatten(0, 1)
+        arguments = (states, rows.repeat(len(seeds), 1) if own else rows.flatten(), *noise)
         axes = (0, 0 if own else None, *(0 for _ in noise))
         count = len(seeds) * (len(clients) if own else 1)
         predict = partial(self._one_model, which, dense)
         # Not every method can be mapped; and libraries are fast at convolutions of one network with many images.
-        in_turn = count == 1 or self.predictor.net.convolutional
-        parts = []
-        for rows in _slices(x_of_models.shape[1 if own else 0], self._rows_at_once // (1 if in_turn else count) or 1):
-            units = [each[:, :, rows] for each in noise[1:]]
-            arguments = (states, x_of_models[:, rows] if own else x_of_models[rows], *noise[:1], *units)
-            if in_turn:
-                each_alone = (
-                    [pick(each, k) if axis == 0 else each for each, axis in zip(arguments, axes, strict=True)]
-                    for k in range(count)
-                )
-                parts.append(torch.stack([predict(*alone) for alone in each_alone]))
-            else:
-                parts.append(torch.func.vmap(predict, in_dims=axes)(*arguments))
-        outputs = torch.cat(parts, dim=2)
+        if count == 1 or self.predictor.net.convolutional:
+            each_alone = (
+                [pick(each, k) if axis == 0 else each for each, axis in zip(arguments, axes, strict=True)]
+                for k in range(count)
+            )
+            outputs = torch.stack([_in_passes(predict, pool, self._rows_alone, *alone) for alone in each_alone])
+        else:
+            together = torch.func.vmap(predict, in_dims=axes)
+            outputs = _in_passes(together, pool, self._rows_at_once // count or 1, *arguments)
         if own:
             return outputs
-        return outputs.view(*outputs.shape[:2], *x.shape[:2], *outputs.shape[3:]).transpose(1, 2).flatten(0, 1)
+        return outputs.view(*outputs.shape[:2], *rows.shape, *outputs.shape[3:]).transpose(1, 2).flatten(0, 1)
 
     def _one_model(self, which: Which, dense: tuple[Dense, ...], state: State, x: Tensor, *noise: Tensor) -> Tensor:
         """Outputs (K, n, ...) of one model at x (n, ...); without noise, of its mean network."""
@@ -467,6 +469,22 @@ class Prediction:
         if which == "shared":
             units = units.view(len(seeds), len(clients), *units.shape[1:]).transpose(1, 2).flatten(2, 3)
         return weights, units
+
+
+def _in_passes(
+    predict: Callable[..., Tensor], pool: Tensor, at_once: int, state: State, rows: Tensor, *noise: Tensor
+) -> Tensor:
+    """What `predict` says of rows (..., n) of a pool, of which so many are taken out and predicted at once."""
+    parts = []
+    for part in _slices(rows.shape[-1], at_once):
+        units = [each[..., part, :] for each in noise[1:]]
+        parts.append(predict(state, _taken(pool, rows[..., part]), *noise[:1], *units))
+    return torch.cat(parts, dim=-2)
+
+
+def _taken(pool: Tensor, rows: Tensor) -> Tensor:
+    """The examples at these rows of a pool, in the shape of the rows."""
+    return pool.index_select(0, rows.flatten()).view(*rows.shape, *pool.shape[1:])
 
 
 def _slices(length: int, step: int) -> list[slice]:

@@ -103,7 +103,7 @@ def test_alone_with_a_step_for_each_it_is_block_coordinate_descent():
 def test_personal_model_follows_the_server_and_the_last_trained_one_stands_beside_it():
     result, clients = trained(FedRep(0.3)), train_alone(FedRep(0.3), TRAINING.rounds).clients
     test = result.batch_of(result.shards.test[0])
-    columns = result.estimates("personal", 0, test, samples=10)
+    columns = result.estimates("personal", 0, result.shards.test[0], samples=10)
     assert columns.keys() == {"mean", "local"}
     current = torch.cat([result.servers[0][:BODY], clients[0][BODY:]])
     assert_close(columns["mean"], MODEL.outputs(current, test.x)[None], rtol=1e-10, atol=1e-10)

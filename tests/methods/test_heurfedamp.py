@@ -247,7 +247,7 @@ class TestPrediction:
     def test_cloud_model_after_aggregation_is_a_view_of_its_own(self):
         shards, ours = self.ours.shards, self.ours
         test = ours.batch_of(shards.test[2])
-        estimates = ours.estimates("personal", 2, test, samples=1)
+        estimates = ours.estimates("personal", 2, shards.test[2], samples=1)
         models, clouds = ours.servers[0]
         assert_close(estimates["mean"][0], ours.model.net(models[2], test.x))
         assert_close(estimates["cloud"][0], ours.model.net(clouds[2], test.x))

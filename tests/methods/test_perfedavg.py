@@ -184,7 +184,7 @@ class TestLeakyEvaluation:
 
     def test_honest_figure_stands_beside_it(self):
         leaky, honest = trained(self.leaky, 2), trained(self.honest, 2)
-        test = leaky.batch_of(make_shards().test[0])
+        test = make_shards().test[0]
         columns, alone = (each.estimates("personal", 0, test, samples=10) for each in (leaky, honest))
         assert columns.keys() == {"mean", "honest"}
         assert alone.keys() == {"mean"}

@@ -116,7 +116,7 @@ def test_theta_is_the_personal_model_and_w_a_column_beside_it():
     clients = train_alone(PFedMe(), TRAINING.rounds).clients
     for i in (0, 3):
         test = result.batch_of(result.shards.test[i])
-        columns = result.estimates("personal", i, test, samples=10)
+        columns = result.estimates("personal", i, result.shards.test[i], samples=10)
         assert columns.keys() == {"mean", "local"}
         for name, theta in (("mean", clients[i].theta), ("local", clients[i].w)):
             assert_close(columns[name], make_model().outputs(theta, test.x)[None], rtol=1e-10, atol=1e-10)
