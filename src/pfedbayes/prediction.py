@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
-from itertools import chain, groupby, islice
+from itertools import chain, groupby
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -146,7 +146,7 @@ class Prediction:
             parts: dict[str, list[Tensor]] = {}
             places[which] = []
             blocks = self.blocks(which, split, Ways(samples, estimators, sampling, label_prior), clients)
-            for some in _alike(blocks, 10 if self.device.type == "cpu" else 1):
+            for some in _several(blocks, 2**23 if self.device.type == "cpu" else 0):
                 places[which] += chain.from_iterable(self._members(block.seeds, block.clients) for block in some)
                 y = concat([block.y for block in some])
                 for name in some[0].outputs:
@@ -421,10 +421,10 @@ class Prediction:
                 [pick(each, k) if axis == 0 else each for each, axis in zip(arguments, axes, strict=True)]
                 for k in range(count)
             )
-            outputs = torch.stack([_in_passes(predict, pool, self._rows_alone, *alone) for alone in each_alone])
+            outputs = torch.stack([_in_passes(predict, 1, pool, self._rows_alone, *alone) for alone in each_alone])
         else:
             together = torch.func.vmap(predict, in_dims=axes)
-            outputs = _in_passes(together, pool, self._rows_at_once // count or 1, *arguments)
+            outputs = _in_passes(together, 2, pool, self._rows_at_once // count or 1, *arguments)
         if own:
             return outputs
         return outputs.view(*outputs.shape[:2], *rows.shape, *outputs.shape[3:]).transpose(1, 2).flatten(0, 1)
@@ -474,23 +474,32 @@ class Prediction:
         return weights, units
 
 
-def _alike(blocks: Iterable[Block], most: int) -> Iterator[list[Block]]:
-    """Up to so many blocks at a time whose clients have equally many examples: to score a few of them, a CPU's threads
-    are woken up more than they work."""
-    for _, alike in groupby(blocks, lambda block: block.y.shape[1]):
-        while some := list(islice(alike, most)):
+def _several(blocks: Iterable[Block], numbers: int) -> Iterator[list[Block]]:
+    """Blocks whose clients have equally many examples, as many at a time as have so many outputs, or one: to score few
+    outputs, a CPU's threads are woken up more than they work."""
+    some: list[Block] = []
+    outputs = 0
+    for block in blocks:
+        own = sum(each.numel() for each in block.outputs.values())
+        if some and (outputs + own > numbers or block.y.shape[1] != some[0].y.shape[1]):
             yield some
+            some, outputs = [], 0
+        some.append(block)
+        outputs += own
+    if some:
+        yield some
 
 
 def _in_passes(
-    predict: Callable[..., Tensor], pool: Tensor, at_once: int, state: State, rows: Tensor, *noise: Tensor
+    predict: Callable[..., Tensor], axis: int, pool: Tensor, at_once: int, state: State, rows: Tensor, *noise: Tensor
 ) -> Tensor:
-    """What `predict` says of rows (..., n) of a pool, of which so many are taken out and predicted at once."""
+    """What `predict` says of rows (..., n) of a pool, of which so many are taken out and predicted at once. In its
+    outputs the examples are along this axis."""
     parts = []
     for part in _slices(rows.shape[-1], at_once):
         units = [each[..., part, :] for each in noise[1:]]
         parts.append(predict(state, _taken(pool, rows[..., part]), *noise[:1], *units))
-    return torch.cat(parts, dim=-2)
+    return torch.cat(parts, dim=axis)
 
 
 def _taken(pool: Tensor, rows: Tensor) -> Tensor:
