@@ -129,7 +129,7 @@ def choose_plan(
     on_gpu = device == "cuda"
     images_on_cpu, images_on_gpu = (model.net.convolutional and on_gpu == gpu for gpu in (False, True))
     together = over == "vmap" if over else method.batched and not images_on_cpu
-    one_shape = together and not method.grows
+    one_shape = together and method.traceable
     long = is_long(model, client_steps)
     return Plan(
         device=device,
