@@ -26,7 +26,7 @@ from torch.nn import functional
 Link = Literal["mean", "reference"]
 
 # Numbers in a temporary tensor, of which there are about four: 8 MB in single precision, which a cache holds (larger
-# ones take a third more time), and 256 MB on a GPU. One chain's n x n is the least that works.
+# ones take a third more time), and 256 MB on a GPU. One chain's n x n of every process is the least that works.
 CHUNK = {"cpu": 2**21, "cuda": 2**26}
 TERMS = 20  # of the sum that is a Pólya-Gamma variable
 POINTS = 20  # of the Gauss-Hermite quadrature
