@@ -89,6 +89,10 @@ class TestPlan:
         with pytest.raises(UserError, match="loop"):
             federation(ByLoop(), plan=EXACT)
 
+    def test_a_cpu_takes_few_whole_training_sets_at_a_time(self):
+        assert choose_plan(make_model(), FullBatch(), "cpu", at_once=10).chunk == 5
+        assert choose_plan(make_model(), FedAvg(), "cpu", at_once=10).chunk is None
+
     def test_a_gpu_that_is_not_there_is_refused(self, monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         assert choose_device("auto") == "cpu"

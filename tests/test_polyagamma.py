@@ -7,11 +7,20 @@ from torch.testing import assert_close
 
 from federations import randn
 from pfedbayes import polyagamma
-from pfedbayes.polyagamma import cholesky, gibbs, moments, pg, pg_mean, rbf, side_probabilities
+from pfedbayes.polyagamma import cholesky, draw, moments, pg_mean, rbf, side_probabilities
+from pfedbayes.trees import stack
 
 
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
+
+
+def pg(c, generator):
+    return polyagamma.pg(c, torch.rand(*c.shape, polyagamma.TERMS, generator=generator))
+
+
+def gibbs(cov, kappa, chains, steps, generator):
+    return polyagamma.gibbs(cov, kappa, draw(chains, len(kappa), steps, generator))
 
 
 def tensor(*values):
@@ -100,6 +109,17 @@ class TestCholesky:
         assert 0 < added < 1e-2
         assert_close(factor[0] @ factor[0].mT, matrix, rtol=0, atol=1.1 * added + 1e-5)
 
+    def test_one_matrix_does_not_change_the_factors_of_others(self):
+        sound, z = covariance(40)
+        singular = rbf(z[:20].repeat(2, 1), z[:20].repeat(2, 1), 8.0, 1.0) - 1e-9 * torch.eye(40)
+        with pytest.warns(RuntimeWarning, match="added to its diagonal"):
+            alone = cholesky(singular)
+        with pytest.warns(RuntimeWarning, match="added to its diagonal"):
+            together = cholesky(torch.stack([sound, singular, torch.nan * sound]))
+        assert together[0].equal(cholesky(sound))
+        assert together[1].equal(alone)
+        assert together[2].isnan().all()
+
     def test_leaves_alone_what_is_not_finite(self):
         matrix, _ = covariance(5)
         matrix[2, 3] = matrix[3, 2] = torch.nan
@@ -150,6 +170,33 @@ class TestMoments:
         monkeypatch.setitem(polyagamma.CHUNK, "cpu", size)
         for ours, expected in zip(results(), whole, strict=True):
             assert_close(ours, expected)
+
+    def test_processes_side_by_side_are_each_alone(self):
+        each = [covariance(9, seed=seed)[0] for seed in (1, 2)]
+        crosses = [rbf(randn(5, 4, seed=seed), randn(9, 4, seed=seed + 2), 8.0, 1.0) for seed in (3, 4)]
+        kappas = [self.kappa, -self.kappa]
+        draws = [draw(3, 9, 4, generator(seed)) for seed in (5, 6)]
+        cov, cross, kappa = (torch.stack(parts) for parts in (each, crosses, kappas))
+        omega = polyagamma.gibbs(cov, kappa, stack(draws))
+        mean, variance = moments(cov, cross, 8.0, omega, kappa)
+        sides = side_probabilities(mean, variance, "mean")
+        for k in range(2):
+            assert_close(omega[k], polyagamma.gibbs(each[k], kappas[k], draws[k]))
+            alone = moments(each[k], crosses[k], 8.0, omega[k], kappas[k])
+            assert_close((mean[k], variance[k]), alone)
+            assert_close(tuple(side[k] for side in sides), side_probabilities(*alone, "mean"))
+
+    @pytest.mark.parametrize("size", [1, 2**21])
+    def test_the_gradient_of_processes_side_by_side_is_right(self, size, monkeypatch):
+        monkeypatch.setitem(polyagamma.CHUNK, "cpu", size)
+        omega, kappa = torch.stack([self.omega, self.omega.flip(0)]), torch.stack([self.kappa, -self.kappa])
+
+        def function(z, new):
+            cov = rbf(z, z, 8.0, 1.0) + 0.1 * torch.eye(9)
+            return moments(cov, rbf(new, z, 8.0, 1.0), 8.0, omega, kappa)
+
+        z, new = randn(2, 9, 4, seed=12).requires_grad_(), randn(2, 5, 4, seed=13).requires_grad_()
+        assert torch.autograd.gradcheck(function, (z, new))
 
     def test_single_precision_is_enough(self):
         cov, z = covariance(400, jitter=1e-3)

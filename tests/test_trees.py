@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pfedbayes.trees import concat, fill, finite_rows, leaves, misfit, named_leaves, pick, stack, tree_map
+from pfedbayes.trees import alike, concat, fill, finite_rows, leaves, misfit, named_leaves, pick, stack, tree_map
 
 
 class Inner(NamedTuple):
@@ -35,6 +35,12 @@ def test_tree_map_keeps_the_types_and_takes_several_trees():
 def test_trees_of_different_shape_are_refused():
     with pytest.raises(ValueError, match="zip"):
         tree_map(lambda a, b: a, (torch.zeros(1), torch.zeros(1)), (torch.zeros(1),))
+
+
+def test_trees_with_tensors_of_the_same_shapes_are_alike():
+    longer = tree(1)._replace(pair=(torch.zeros(2, 2), torch.zeros(3)))
+    assert alike([tree(1), longer, tree(2), longer, tree(3)]) == [[0, 2, 4], [1, 3]]
+    assert alike([]) == []
 
 
 def test_leaves_have_dotted_names():

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,14 +42,15 @@ def client_round(
     over: Wrap = as_it_is,
     compiled: Wrap = as_it_is,
 ) -> tuple[State, State]:
-    """A client's part of a round, Algorithm 1: R local steps; the client's new state and its upload.
+    """A client's part of a round, Algorithm 1: R local steps, or fewer if the method takes no more; the client's new
+    state and its upload.
 
     Written for one client. With `over=torch.func.vmap` the same lines train many at once, every argument then having
     a leading client axis. A compiled step may make batches and noise by itself, and takes what it makes them from.
     """
     local = over(method.begin)(client, received, shard)
     step = compiled(over(partial(method.step, model)))
-    for inputs in steps:
+    for inputs in islice(steps, method.most_steps):
         local = step(local, *inputs)
     new_client, upload = over(method.end)(local)
     return new_client, upload

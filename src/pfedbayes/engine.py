@@ -221,8 +221,10 @@ class Federation(Prediction):
             raise UserError(
                 f"training.shift={shift} moves images of {height} x {width} pixels out of sight: choose a smaller one"
             )
-        if method.grows and (self.plan.graph or self.plan.compile):
-            raise UserError(f"the models of {method.title} change size: leave execution.graph and .compile out")
+        if not method.traceable and (self.plan.graph or self.plan.compile):
+            raise UserError(
+                f"{method.title} can be neither compiled nor replayed: leave execution.graph and .compile out"
+            )
         self.plan.activate()
         self.model = self.plan.fit(model)
         # Libraries are fast at convolutions of one network with many images; a compiler is faster, once it has begun.

@@ -103,6 +103,8 @@ def has_compiler(device: str) -> bool:
 WORTH_COMPILING = 3 * 10**9
 # A CPU works on so many parameters at a time: more do not stay in its caches, fewer do not keep it busy.
 TOGETHER = 2**20
+# And on so many whole training sets, where a batch is one: more take memory that has to be found anew every round.
+WHOLE_SETS = 5
 
 
 def is_long(model: Model, client_steps: int) -> bool:
@@ -129,12 +131,13 @@ def choose_plan(
     on_gpu = device == "cuda"
     images_on_cpu, images_on_gpu = (model.net.convolutional and on_gpu == gpu for gpu in (False, True))
     together = over == "vmap" if over else method.batched and not images_on_cpu
-    one_shape = together and not method.grows
+    one_shape = together and method.traceable
     long = is_long(model, client_steps)
+    most = min(max(1, TOGETHER // model.net.num_params), WHOLE_SETS if method.full_batch else at_once)
     return Plan(
         device=device,
         over="vmap" if together else "loop",
-        chunk=None if on_gpu or not together else _chunk(at_once, max(1, TOGETHER // model.net.num_params)),
+        chunk=None if on_gpu or not together else _chunk(at_once, most),
         threads=None if on_gpu else torch.get_num_threads(),
         dtype=dtype,
         compile=one_shape and long and not images_on_cpu and has_compiler(device),

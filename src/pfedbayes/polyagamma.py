@@ -7,7 +7,8 @@ B = I + Omega^1/2 K Omega^1/2, whose eigenvalues are at least 1, so that single 
 
     (K + Omega^-1)^-1 = Omega^1/2 B^-1 Omega^1/2.
 
-Chains are a leading axis and share K; all of a chunk are factorised in one call.
+Chains are a leading axis and share K. Further axes before that, "...", are those of independent processes with equally
+many examples. All matrices of a chunk are factorised in one call.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,15 +26,16 @@ from torch.nn import functional
 Link = Literal["mean", "reference"]
 
 # Numbers in a temporary tensor, of which there are about four: 8 MB in single precision, which a cache holds (larger
-# ones take a third more time), and 256 MB on a GPU. One chain's n x n is the least that works.
+# ones take a third more time), and 256 MB on a GPU. One chain's n x n of every process is the least that works.
 CHUNK = {"cpu": 2**21, "cuda": 2**26}
 TERMS = 20  # of the sum that is a Pólya-Gamma variable
 POINTS = 20  # of the Gauss-Hermite quadrature
 
 
 def rbf(a: Tensor, b: Tensor, outputscale: float, lengthscale: float) -> Tensor:
-    """k(a_i, b_j) = outputscale exp(-||a_i - b_j||^2 / (2 lengthscale^2)) for a (m, F) and b (n, F): (m, n)."""
-    squared = a.square().sum(-1, keepdim=True) + b.square().sum(-1) - 2 * a @ b.mT
+    """k(a_i, b_j) = outputscale exp(-||a_i - b_j||^2 / (2 lengthscale^2)) for a (..., m, F) and b (..., n, F):
+    (..., m, n)."""
+    squared = a.square().sum(-1, keepdim=True) + b.square().sum(-1)[..., None, :] - 2 * a @ b.mT
     return outputscale * torch.exp(squared / (-2 * lengthscale**2))
 
 
@@ -43,97 +45,125 @@ def pg_mean(c: Tensor) -> Tensor:
     return torch.tanh(c / 2) / (2 * c)
 
 
-def pg(c: Tensor, generator: torch.Generator, terms: int = TERMS) -> Tensor:
-    """A draw from PG(1, c) for each entry of c:
+def pg(c: Tensor, uniform: Tensor) -> Tensor:
+    """A draw from PG(1, c) for each entry of c, made from uniform numbers (*c.shape, terms):
 
     omega = 1/(2 pi^2) sum_k E_k / ((k - 1/2)^2 + c^2 / (4 pi^2)), E_k ~ Exp(1), k = 1, 2, ...
 
     Terms left out are replaced by their mean, so that the mean is exact. Their variance is about 1 / (12 pi^4 terms^3):
     with 20 terms 3e-6 of the variance at c = 0 and 4e-4 of it at c = 12.
     """
-    k = torch.arange(1, terms + 1, dtype=c.dtype, device=c.device)
+    k = torch.arange(1, uniform.shape[-1] + 1, dtype=c.dtype, device=c.device)
     rates = 2 * math.pi**2 * ((k - 0.5).square() + (c / (2 * math.pi)).square()[..., None])
-    exponential = -torch.log1p(-_uniform(rates.shape, c, generator))
+    exponential = -torch.log1p(-uniform.to(c.dtype))
     return pg_mean(c) + ((exponential - 1) / rates).sum(-1)
-
-
-# Draws are made in single precision whatever they are for: double precision has a stream of its own.
-
-
-def _uniform(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.rand(shape, generator=generator, device=like.device, dtype=torch.float32).to(like.dtype)
-
-
-def _normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=generator, device=like.device, dtype=torch.float32).to(like.dtype)
 
 
 def cholesky(matrix: Tensor) -> Tensor:
     """Lower Cholesky factors of matrices (..., n, n).
 
-    Where a matrix is not positive definite in its precision, the diagonal is raised, by ever more until it is, and a
-    warning says so. What is not finite has factors that are not finite.
+    Where a matrix is not positive definite in its precision, its diagonal is raised, by ever more until it is, and a
+    warning says so. What is not finite has factors that are not finite. Neither changes the factors of the others.
     """
     factor: Tensor
     factor, info = torch.linalg.cholesky_ex(matrix)
     if not info.any():
         return factor
-    if not matrix.isfinite().all():
-        return torch.full_like(matrix, torch.nan)
-    scale = matrix.diagonal(dim1=-2, dim2=-1).mean()
-    jitter = float(torch.finfo(matrix.dtype).eps * scale)
-    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    while info.any():
-        jitter *= 10
-        factor, info = torch.linalg.cholesky_ex(matrix + jitter * identity)
+    finite = matrix.isfinite().all(-1).all(-1)
+    factor = torch.where(finite[..., None, None], factor, torch.nan)
+    failed = (info != 0) & finite
+    if not failed.any():
+        return factor
+    eps = torch.finfo(matrix.dtype).eps
+    jitter = torch.where(failed, eps * matrix.diagonal(dim1=-2, dim2=-1).mean(-1), 0)
+    while failed.any():
+        jitter = torch.where(failed, 10 * jitter, jitter)
+        raised, info = torch.linalg.cholesky_ex(matrix + torch.diag_embed(jitter[..., None].expand(matrix.shape[:-1])))
+        factor = torch.where(failed[..., None, None], raised, factor)
+        failed &= info != 0
     warnings.warn(
-        f"a covariance matrix was not positive definite to rounding: {jitter:.0e} was added to its diagonal",
+        f"a covariance matrix was not positive definite to rounding: {float(jitter.max()):.0e} was added to its"
+        " diagonal",
         RuntimeWarning,
         stacklevel=2,
     )
     return factor
 
 
-def gibbs(cov: Tensor, kappa: Tensor, chains: int, steps: int, generator: torch.Generator) -> Tensor:
-    """The last omega (chains, n) of Gibbs chains that start with f ~ N(0, K) and then draw `steps` times
+class Draws(NamedTuple):
+    """The random numbers of Gibbs chains: for each step a normal one per example, (chains, n), for a draw from the
+    prior; for each but the first another one, for the noise; and for each uniform ones, (chains, n, TERMS)."""
+
+    prior: tuple[Tensor, ...]
+    noise: tuple[Tensor, ...]
+    uniform: tuple[Tensor, ...]
+
+
+def draw(chains: int, n: int, steps: int, generator: torch.Generator) -> Draws:
+    """The random numbers of Gibbs chains for n examples.
+
+    They are in single precision whatever they are for: double precision has a stream of its own.
+    """
+    settings: Any = {"generator": generator, "device": generator.device, "dtype": torch.float32}
+    prior, noise, uniform = [], [], []
+    for step in range(steps):
+        prior.append(torch.randn(chains, n, **settings))
+        if step:
+            noise.append(torch.randn(chains, n, **settings))
+        uniform.append(torch.rand(chains, n, TERMS, **settings))
+    return Draws(tuple(prior), tuple(noise), tuple(uniform))
+
+
+def gibbs(cov: Tensor, kappa: Tensor, draws: Draws) -> Tensor:
+    """The last omega (..., chains, n) of Gibbs chains that start with f ~ N(0, K) and then draw, in each step,
 
     omega | f ~ PG(1, f),   f | omega ~ N(Sigma kappa, Sigma),   Sigma = (K^-1 + Omega)^-1,
 
     the latter by Matheron's rule, which needs no factor of Sigma: with f' ~ N(0, K) and noise e ~ N(0, Omega^-1),
     f = f' + K (K + Omega^-1)^-1 (kappa / omega - f' - e).
     """
-    n = len(cov)
     # The eigenvalues of K go down to its jitter, of which single precision knows nothing where n is large.
     root = cholesky(cov.double()).to(cov.dtype)
-    omega = pg(_normal((chains, n), cov, generator) @ root.mT, generator)
-    for _ in range(steps - 1):
-        prior = _normal((chains, n), cov, generator) @ root.mT
-        noise = _normal((chains, n), cov, generator)
+    first, *priors = (normal.to(cov.dtype) @ root.mT for normal in draws.prior)
+    omega = pg(first, draws.uniform[0])
+    for prior, noise, uniform in zip(priors, draws.noise, draws.uniform[1:], strict=True):
         scale = omega.sqrt()
-        residual = kappa / scale - scale * prior - noise
-        solved = torch.cat([_solve(_factor(cov, scale[part]), residual[part]) for part in _parts(omega, n * n)])
-        omega = pg(prior + (scale * solved) @ cov, generator)
+        residual = kappa[..., None, :] / scale - scale * prior - noise
+        solved = torch.cat(
+            [
+                _solve(_factor(cov, scale[..., part, :]), residual[..., part, :])
+                for part in _parts(omega, cov.shape[-1] ** 2)
+            ],
+            dim=-2,
+        )
+        omega = pg(prior + (scale * solved) @ cov, uniform)
     return omega
 
 
 def _factor(cov: Tensor, scale: Tensor) -> Tensor:
-    """Cholesky factors (chains, n, n) of B = I + Omega^1/2 K Omega^1/2, given scale = omega^1/2 (chains, n)."""
-    system = scale[:, :, None] * cov * scale[:, None, :]
+    """Cholesky factors (..., chains, n, n) of B = I + Omega^1/2 K Omega^1/2; scale = omega^1/2 (..., chains, n)."""
+    system = scale[..., :, None] * cov[..., None, :, :] * scale[..., None, :]
     system.diagonal(dim1=-2, dim2=-1).add_(1)
     return cholesky(system)
 
 
 def _solve(factor: Tensor, vectors: Tensor) -> Tensor:
-    """B^-1 times vectors (chains, n), given the factors of B; torch.cholesky_solve takes ten times as long on a GPU."""
+    """B^-1 times vectors (..., n), given the factors of B; torch.cholesky_solve takes ten times as long on a GPU."""
     half = torch.linalg.solve_triangular(factor, vectors[..., None], upper=False)
     solved: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
     return solved[..., 0]
 
 
-def _parts(chains: Tensor, numbers: int) -> Iterator[slice]:
-    """Slices of the chains, of so many that `numbers` for each of them stay within CHUNK."""
-    size = max(1, CHUNK.get(chains.device.type, CHUNK["cpu"]) // numbers)
-    return (slice(start, start + size) for start in range(0, len(chains), size))
+def at_once(numbers: int, device: torch.device) -> int:
+    """How many things of so many numbers each stay within CHUNK; at least one."""
+    return max(1, CHUNK.get(device.type, CHUNK["cpu"]) // numbers)
+
+
+def _parts(omega: Tensor, numbers: int) -> Iterator[slice]:
+    """Slices of the chains of all processes, with so many `numbers` for a chain of one process."""
+    *processes, chains, _ = omega.shape
+    size = at_once(math.prod(processes) * numbers, omega.device)
+    return (slice(start, start + size) for start in range(0, chains, size))
 
 
 class _Moments(torch.autograd.Function):
@@ -146,22 +176,24 @@ class _Moments(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, cov: Tensor, cross: Tensor, variance: float, omega: Tensor, kappa: Tensor) -> Any:
-        numbers = len(cov) * max(cross.shape)
+        m, n = cross.shape[-2:]
+        parts = list(_parts(omega, n * max(m, n)))
         alpha = torch.empty_like(omega)
-        variances = omega.new_empty(len(omega), len(cross))
+        variances = omega.new_empty(*omega.shape[:-1], m)
         # One tensor for all chains: in pieces between temporaries it would leave holes in the memory.
-        product = omega.new_empty(len(omega) if any(ctx.needs_input_grad) else 0, *cross.shape)
-        for part in _parts(omega, numbers):
-            scale = omega[part].sqrt()
+        product = omega.new_empty(*omega.shape[:-1], m, n) if any(ctx.needs_input_grad) else None
+        for part in parts:
+            scale = omega[..., part, :].sqrt()
             factor = _factor(cov, scale)
-            alpha[part] = scale * _solve(factor, kappa / scale)
-            white = torch.linalg.solve_triangular(factor.mT, cross * scale[:, None, :], upper=True, left=False)
-            variances[part] = variance - white.square().sum(-1)
-            if len(product):
+            alpha[..., part, :] = scale * _solve(factor, kappa[..., None, :] / scale)
+            scaled = cross[..., None, :, :] * scale[..., None, :]
+            white = torch.linalg.solve_triangular(factor.mT, scaled, upper=True, left=False)
+            variances[..., part, :] = variance - white.square().sum(-1)
+            if product is not None:
                 solved = torch.linalg.solve_triangular(factor, white, upper=False, left=False)
-                torch.mul(solved, scale[:, None, :], out=product[part])
+                torch.mul(solved, scale[..., None, :], out=product[..., part, :, :])
         ctx.save_for_backward(alpha, product)
-        ctx.parts = list(_parts(omega, numbers))
+        ctx.parts = parts
         return alpha @ cross.mT, variances
 
     @staticmethod
@@ -169,21 +201,22 @@ class _Moments(torch.autograd.Function):
         alpha, product = ctx.saved_tensors
         grad_mean, grad_variance = grads
         grad_cross = grad_mean.mT @ alpha
-        grad_cov = -(grad_mean[:, None] @ product)[:, 0].mT @ alpha
+        grad_cov = -(grad_mean[..., None, :] @ product)[..., 0, :].mT @ alpha
         for part in ctx.parts:
-            weighted = product[part] * grad_variance[part, :, None]
-            grad_cov += weighted.flatten(0, 1).mT @ product[part].flatten(0, 1)
-            grad_cross -= 2 * weighted.sum(0)
+            solved = product[..., part, :, :]
+            weighted = solved * grad_variance[..., part, :, None]
+            grad_cov += weighted.flatten(-3, -2).mT @ solved.flatten(-3, -2)
+            grad_cross -= 2 * weighted.sum(-3)
         return grad_cov, grad_cross, None, None, None
 
 
 def moments(cov: Tensor, cross: Tensor, variance: float, omega: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance (chains, m) of f at m new points given omega (chains, n):
+    """Mean and variance (..., chains, m) of f at m new points given omega (..., chains, n):
 
     mean = cross alpha, alpha = (K + Omega^-1)^-1 (kappa / omega);
     variance = k(x, x) - diag(cross (K + Omega^-1)^-1 cross^T).
 
-    cross (m, n) are the kernel's values between new and old points, `variance` is k(x, x). Differentiable in K and
+    cross (..., m, n) are the kernel's values between new and old points, `variance` is k(x, x). Differentiable in K and
     cross; omega and kappa are taken as given.
     """
     mean, left = _Moments.apply(cov, cross, variance, omega, kappa)  # type: ignore[no-untyped-call]
@@ -191,7 +224,7 @@ def moments(cov: Tensor, cross: Tensor, variance: float, omega: Tensor, kappa: T
 
 
 def side_probabilities(mean: Tensor, variance: Tensor, link: Link) -> tuple[Tensor, Tensor]:
-    """p(y = 1) and p(y = 0) at m points from the moments (chains, m), averaged over chains: (m,) each.
+    """p(y = 1) and p(y = 0) at m points from the moments (..., chains, m), averaged over chains: (..., m) each.
 
     mean: E[sigmoid(f)], by Gauss-Hermite quadrature. reference: exp(E[log sigmoid(f)]) for y = 1 and the rest for
     y = 0, as the authors' code has it; this lower bound leans towards y = 0.
@@ -200,6 +233,6 @@ def side_probabilities(mean: Tensor, variance: Tensor, link: Link) -> tuple[Tens
     f = mean[..., None] + variance.sqrt()[..., None] * nodes
     weights = weights / weights.sum()
     if link == "reference":
-        one = (functional.logsigmoid(f) @ weights).exp().mean(0)
+        one = (functional.logsigmoid(f) @ weights).exp().mean(-2)
         return one, 1 - one
-    return (torch.sigmoid(f) @ weights).mean(0), (torch.sigmoid(-f) @ weights).mean(0)
+    return (torch.sigmoid(f) @ weights).mean(-2), (torch.sigmoid(-f) @ weights).mean(-2)

@@ -21,7 +21,7 @@ from pfedbayes.plan import Plan
 from pfedbayes.population import Population
 from pfedbayes.reparametrisation import Dense, dense_layers, drawn_outputs, num_drawn_weights
 from pfedbayes.streams import Purpose, choose, key, normals
-from pfedbayes.trees import concat, leaves, pick, stack, tree_map
+from pfedbayes.trees import alike, concat, pick, stack, tree_map
 
 Which = Literal["personal", "shared"]
 Split = Literal["test", "validation"]
@@ -224,15 +224,17 @@ class Prediction:
         return [indices if i in drawn else indices[:0] for i, indices in enumerate(sets)]
 
     def _groups(self, split: Split, clients: int | None) -> list[Group]:
-        """Which clients are evaluated, by the number of their examples."""
+        """Which clients are evaluated, by the number of their examples and, where models are made from whole training
+        sets, by the sizes of those."""
         if (split, clients) not in self._known_groups:
-            alike: dict[int, list[int]] = {}
+            by_size: dict[tuple[int, int], list[int]] = {}
             sets = self.evaluation_sets(split, clients)
+            whole = self.method.adapts and self.method.full_batch
             for i, rows in enumerate(sets):
-                alike.setdefault(len(rows), []).append(i)
-            alike.pop(0, None)
+                if len(rows):
+                    by_size.setdefault((len(rows), int(self.batch_sizes[i]) if whole else 0), []).append(i)
             known = self._known_groups[split, clients] = []
-            for ids in alike.values():
+            for ids in by_size.values():
                 rows = torch.stack([sets[i] for i in ids])
                 different, place = torch.unique(rows, return_inverse=True)
                 known.append(Group(ids, *(tensor.to(self.device) for tensor in (rows, different, place))))
@@ -323,14 +325,12 @@ class Prediction:
         adapt = partial(self.method.adapt, self.model)
         if len(prepared) == 1:
             return stack([adapt(pick(states, 0), pick(received, 0), prepared[0])])
-        alike: dict[tuple[torch.Size, ...], list[int]] = {}
-        for member, own in enumerate(prepared):
-            alike.setdefault(tuple(leaf.shape for leaf in leaves(own)), []).append(member)
+        groups = alike(prepared)
         parts = [
             torch.func.vmap(adapt)(pick(states, some), pick(received, some), stack([prepared[k] for k in some]))
-            for some in alike.values()
+            for some in groups
         ]
-        order = torch.tensor(list(chain.from_iterable(alike.values())), device=self.device)
+        order = torch.tensor(list(chain.from_iterable(groups)), device=self.device)
         return pick(concat(parts), order.argsort())
 
     def personal_state(self, client: int, seed_index: int = 0, test: Batch | None = None) -> State:

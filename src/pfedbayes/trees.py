@@ -55,6 +55,14 @@ def concat(trees: Sequence[Tree]) -> Tree:
     return trees[0] if len(trees) == 1 else tree_map(lambda *parts: torch.cat(parts), *trees)
 
 
+def alike(trees: Sequence[Tree]) -> list[list[int]]:
+    """Which trees can be stacked, having tensors of the same shapes: their places, one list for all of a kind."""
+    places: dict[tuple[torch.Size, ...], list[int]] = {}
+    for place, tree in enumerate(trees):
+        places.setdefault(tuple(leaf.shape for leaf in leaves(tree)), []).append(place)
+    return list(places.values())
+
+
 def pick(tree: Tree, index: Any) -> Tree:
     """Index the client axis of a stacked tree."""
     return tree_map(lambda leaf: leaf[index], tree)

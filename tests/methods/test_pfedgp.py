@@ -26,12 +26,14 @@ from federations import (
     stacked_inputs,
     trained,
 )
+from pfedbayes import polyagamma
 from pfedbayes.clients import client_round
 from pfedbayes.likelihoods import Classification
+from pfedbayes.methods import pfedgp
 from pfedbayes.methods.base import Adaptation
 from pfedbayes.methods.pfedgp import FLOOR, Personal, PFedGP, members, tree, two_means
 from pfedbayes.nets import Batch, Model, Net, mlp
-from pfedbayes.polyagamma import gibbs, rbf
+from pfedbayes.polyagamma import draw, gibbs, rbf
 
 SMALL = PFedGP(features=6, chains=4, test_chains=4, gibbs_steps=3)
 LOOP = {"plan": dataclasses.replace(EXACT, over="loop")}
@@ -58,9 +60,18 @@ IDENTITY = Model(Net(mlp([4, 4])), Classification())
 AS_GIVEN = torch.cat([torch.eye(4, dtype=torch.float64).flatten(), torch.zeros(4, dtype=torch.float64)])
 
 
+def objective_of(method, z, y, splits, seed):
+    """The objective of a client with features z and labels y."""
+    return sum(method.losses(z[None], list(method.tasks(0, y, splits, generator(seed)))))
+
+
+def adapt(method, phi, data):
+    return method.adapt(IDENTITY, (), phi, method.prepare(data))
+
+
 def predict(method, z, y, new, num_classes, seed=1):
     """Probabilities (m, C) at features `new` of the personal model made from features z, the network being identity."""
-    state = method.adapt(IDENTITY, (), AS_GIVEN, adaptation(z, y, num_classes, seed))
+    state = adapt(method, AS_GIVEN, adaptation(z, y, num_classes, seed))
     return method.predict_personal(IDENTITY, state, new, None)[0].exp()
 
 
@@ -148,7 +159,7 @@ class TestObjective:
             new = [i for i, is_target in zip(rows, target, strict=True) if is_target]
             kappa = torch.tensor([0.5 if left[self.y[i]] else -0.5 for i in old], dtype=torch.float64)
             cov = rbf(z[old], z[old], 8.0, 1.0) + 1e-3 * torch.eye(len(old))
-            omega = gibbs(cov.detach(), kappa, 3, 3, draws)
+            omega = gibbs(cov.detach(), kappa, draw(3, len(old), 3, draws))
             losses = []
             for i in new:
                 k = rbf(z[[i]], z[old], 8.0, 1.0)[0]
@@ -167,7 +178,7 @@ class TestObjective:
         splits = tree(self.z, self.y, 3)
         results = []
         for objective in (
-            lambda z: sum(self.method.losses(z, self.y, splits, generator(5))),
+            lambda z: objective_of(self.method, z, self.y, splits, 5),
             lambda z: self.literal(z, splits, 5),
         ):
             z = self.z.clone().requires_grad_()
@@ -178,7 +189,7 @@ class TestObjective:
 
     def test_omega_carries_no_gradient(self):
         z = self.z.clone().requires_grad_()
-        node = self.method._classifier(z, self.y == 0, 3, generator())
+        node = self.method._classifier(z, self.y == 0, draw(3, len(z), 3, generator()))
         assert node.z.requires_grad
         assert not node.omega.requires_grad
 
@@ -193,7 +204,7 @@ class TestObjective:
 
     def test_nothing_to_predict_costs_nothing(self):
         z, y = self.z[:2], torch.tensor([0, 1])
-        assert list(self.method.losses(z, y, tree(z, y, 2), generator())) == []
+        assert list(self.method.tasks(0, y, tree(z, y, 2), generator())) == []
 
 
 class TestLocalTraining:
@@ -258,7 +269,7 @@ class TestLocalTraining:
 
         def value(phi):
             z = method.normalised(model, phi, batch.x)
-            return sum(sum(method.losses(z, batch.y, tree(z, batch.y, 3), generator(k))) for k in range(5))
+            return sum(objective_of(method, z, batch.y, tree(z, batch.y, 3), k) for k in range(5))
 
         assert value(upload) < 0.9 * value(received)
 
@@ -268,6 +279,57 @@ def test_the_server_takes_the_plain_mean_of_unequal_clients():
     inputs = stacked_inputs(SMALL)
     uploads = [client_round(SMALL, model_for(SMALL), *one_of(inputs, i))[1] for i in range(len(SIZES))]
     assert difference(server, torch.stack(uploads).mean(0)) < 1e-12
+
+
+class TestManyClients:
+    """Clients with different labels, some with equally many of each and some not, one with a single label."""
+
+    LABELS = ((0, 1, 2), (2, 3, 4), (0, 2, 4), (1, 3), (0, 1, 2, 3, 4), (3,), (1, 4))
+    PER_LABEL = (6, 6, 6, 9, 5, 8, 7)
+    training = dataclasses.replace(TRAINING, participants=len(LABELS))
+    method = dataclasses.replace(SMALL, inner_steps=2)
+
+    def shards(self):
+        counts = [len(labels) * count for labels, count in zip(self.LABELS, self.PER_LABEL, strict=True)]
+        shards = make_shards(tuple(counts), test_sizes=(5,) * len(counts), classes=5)
+        for rows, labels in zip(shards.train, self.LABELS, strict=True):
+            shards.y[rows] = torch.tensor(labels).repeat(len(rows) // len(labels))
+        return shards
+
+    def trained(self, **others):
+        settings = {"shards": self.shards(), "training": self.training, "rounds": 2} | others
+        return trained(self.method, **settings)
+
+    @pytest.mark.parametrize("participants", [7, 3])
+    @pytest.mark.parametrize("chunk", [None, 2])
+    def test_together_they_are_as_one_at_a_time(self, participants, chunk):
+        training = dataclasses.replace(self.training, participants=participants)
+        one_by_one = self.trained(training=training, **LOOP)
+        at_once = self.trained(training=training, plan=dataclasses.replace(EXACT, chunk=chunk))
+        assert difference(at_once.servers, one_by_one.servers) < 1e-11
+        ours, theirs = (torch.tensor(each.evaluate()["personal"]["mean"]["nll"]) for each in (at_once, one_by_one))
+        assert_close(ours, theirs)
+
+    @pytest.mark.parametrize("size", [1, 1000])
+    def test_chunks_change_nothing(self, size, monkeypatch):
+        whole = self.trained()
+        scores = whole.evaluate()["personal"]["mean"]["nll"]
+        monkeypatch.setitem(polyagamma.CHUNK, "cpu", size)
+        assert difference(self.trained().servers, whole.servers) < 1e-11
+        assert_close(torch.tensor(whole.evaluate()["personal"]["mean"]["nll"]), torch.tensor(scores))
+
+    def test_nodes_with_equally_many_examples_are_one_group(self, monkeypatch):
+        groups = []
+
+        def counting(cov, *others):
+            groups.append(tuple(cov.shape[:2]))
+            return gibbs(cov, *others)
+
+        monkeypatch.setattr(pfedgp, "gibbs", counting)
+        self.trained(rounds=1, training=dataclasses.replace(self.training, local_steps=1))
+        # Three clients have a root with 18 examples and a node with 12, half of which are to be predicted.
+        assert {(3, 9), (3, 6)} < set(groups)
+        assert sum(count for count, _ in groups) == sum(len(labels) - 1 for labels in self.LABELS)
 
 
 class TestPrediction:
@@ -316,8 +378,9 @@ class TestPrediction:
         state = running.personal_state(0)
         assert isinstance(state, Personal)
         assert same_bits(state.phi, running.servers[0])
-        assert len(state.nodes[0].kappa) == SIZES[0]
-        assert state.nodes[0].omega.shape == (SMALL.test_chains, SIZES[0])
+        assert len(state.y) == SIZES[0]
+        assert state.omega.shape == (2, SMALL.test_chains, SIZES[0])
+        assert (state.omega[0] > 0).all()
 
     def test_equal_seeds_give_equal_bits(self):
         one, same, other = (predict(self.method, self.z, self.y, self.new, 4, seed) for seed in (1, 1, 2))
@@ -328,19 +391,19 @@ class TestPrediction:
     def test_data_to_be_predicted_are_not_looked_at(self):
         data = adaptation(self.z, self.y, 4)
         poisoned = adaptation(self.z, self.y, 4, test=Batch(self.new * torch.nan, self.truth, torch.ones(16)))
-        states = [self.method.adapt(IDENTITY, (), AS_GIVEN, each) for each in (data, poisoned)]
+        states = [adapt(self.method, AS_GIVEN, each) for each in (data, poisoned)]
         assert same_bits(*states)
 
     def test_adapting_and_predicting_change_no_argument(self):
         data, phi = adaptation(self.z, self.y, 4), AS_GIVEN.clone()
         kept = copy((data.train, phi))
-        state = self.method.adapt(IDENTITY, (), phi, data)
+        state = adapt(self.method, phi, data)
         kept_state = copy(state)
         self.method.predict_personal(IDENTITY, state, self.new, None)
         assert same_bits((data.train, phi, state), (*kept, kept_state))
 
     def test_rows_are_predicted_one_by_one_as_together(self):
-        state = self.method.adapt(IDENTITY, (), AS_GIVEN, adaptation(self.z, self.y, 4))
+        state = adapt(self.method, AS_GIVEN, adaptation(self.z, self.y, 4))
         together = self.method.predict_personal(IDENTITY, state, self.new, None)
         alone = [self.method.predict_personal(IDENTITY, state, row[None], None) for row in self.new]
         assert_close(together, torch.cat(alone, dim=1), rtol=1e-9, atol=1e-9)
@@ -376,7 +439,7 @@ def test_4500_examples_need_no_more_than_one_and_a_half_gigabytes():
         local = method.begin((), phi, Shard(batch.size, torch.bincount(batch.y)))
         local = method.step(model, local, (batch,), torch.zeros(2))
         trained = used()
-        state = method.adapt(model, (), local.phi, Adaptation(batch, n, 5, 1, None))
+        state = method.adapt(model, (), local.phi, method.prepare(Adaptation(batch, n, 5, 1, None)))
         assert method.predict_personal(model, state, batch.x[:m], None).isfinite().all()
         print(trained - before, used() - before)
     """

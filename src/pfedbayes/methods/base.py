@@ -8,14 +8,15 @@ State is tensors in NamedTuples. Inside a client function tensors have no client
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pfedbayes.nets import Batch, Init, Model, Pixels
-from pfedbayes.trees import Tree, tree_map
+from pfedbayes.trees import Tree, pick, stack, tree_map
 
 State = Tree  # each method names its own
 
@@ -68,7 +69,7 @@ class Method:
     classifies: ClassVar[bool] = False  # knows labels only, no regression
     pools: ClassVar[bool] = False  # trains one client that has everybody's data
     everybody: ClassVar[bool] = False  # cannot do without any client in a round
-    grows: ClassVar[bool] = False  # its models change size from round to round
+    traceable: ClassVar[bool] = True  # its steps are the same tensor operations each time: can be compiled and replayed
     averages: ClassVar[bool] = True  # its server state is one tensor, an average of uploads
     default_init: ClassVar[Init] = "torch"
     pixels: ClassVar[Pixels] = "signed"
@@ -105,6 +106,11 @@ class Method:
         return 1
 
     @property
+    def most_steps(self) -> int | None:
+        """How many of the R local steps it takes at most; None for all of them."""
+        return None
+
+    @property
     def outputs(self) -> int | None:
         """How many outputs the network shall have; None for as many as the likelihood asks for."""
         return None
@@ -130,7 +136,8 @@ class Method:
     def adapt(self, model: Model, client: State, received: State, prepared: State) -> State:
         """The state of a client's personal model, made from its data if the method `adapts`.
 
-        Many clients adapt at once where the method is `batched`, so it draws nothing: `prepare` does.
+        Many clients adapt at once where the method is `batched`, so it draws nothing: `prepare` does, or what is
+        called by `together`.
         """
         return client
 
@@ -165,6 +172,36 @@ def weighted_mean(stacked: Tensor, weights: Tensor) -> Tensor:
     share = (weights / weights.sum()).to(stacked.dtype)
     mean: Tensor = torch.tensordot(share, stacked, dims=1)
     return mean
+
+
+def together(function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
+    """What a function of stacked clients gives for the client with these tensors.
+
+    It is for what vmap cannot map, such as decisions on the host and sizes that differ between clients: inside vmap the
+    function is called once, with the tensors of all clients. It has no gradient.
+    """
+    outputs: tuple[Tensor, ...] = _Together.apply(function, *tensors)  # type: ignore[no-untyped-call]
+    return outputs
+
+
+class _Together(torch.autograd.Function):
+    @staticmethod
+    def forward(function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> Any:
+        return pick(function(*stack([tensors])), 0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.mark_non_differentiable(*output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> Any:
+        clients = info.batch_size
+        stacked = (
+            tensor.expand(clients, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            for tensor, dim in zip(tensors, in_dims[1:], strict=True)
+        )
+        outputs = function(*stacked)
+        return outputs, (0,) * len(outputs)
 
 
 def require(condition: bool, message: str) -> None:

@@ -91,7 +91,7 @@ class BNFed(Method):
     learns = "one shared network; hidden units are matched between clients and their number is inferred"
     everybody = True
     averages = False
-    grows = True
+    traceable = False
     default_init = "normal"
     pixels = "unit"
     net = "mlp"
