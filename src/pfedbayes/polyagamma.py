@@ -25,9 +25,11 @@ from torch.nn import functional
 
 Link = Literal["mean", "reference"]
 
-# Numbers in a temporary tensor, of which there are about four: 8 MB in single precision, which a cache holds (larger
-# ones take a third more time), and 256 MB on a GPU. One chain's n x n of every process is the least that works.
-CHUNK = {"cpu": 2**21, "cuda": 2**26}
+# Numbers in a temporary tensor, of which there are about four. On a CPU 8 MB in single precision, which a cache holds
+# (larger ones take a third more time); on a GPU this share of its memory. One chain's n x n of every process is the
+# least that works.
+CHUNK = 2**21
+GPU_SHARE = 1 / 64
 TERMS = 20  # of the sum that is a Pólya-Gamma variable
 POINTS = 20  # of the Gauss-Hermite quadrature
 
@@ -155,8 +157,11 @@ def _solve(factor: Tensor, vectors: Tensor) -> Tensor:
 
 
 def at_once(numbers: int, device: torch.device) -> int:
-    """How many things of so many numbers each stay within CHUNK; at least one."""
-    return max(1, CHUNK.get(device.type, CHUNK["cpu"]) // numbers)
+    """How many things of so many numbers each fit a temporary tensor; at least one."""
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+        return max(1, int(GPU_SHARE * memory / 4) // numbers)
+    return max(1, CHUNK // numbers)
 
 
 def _parts(omega: Tensor, numbers: int) -> Iterator[slice]:
