@@ -185,11 +185,11 @@ def scale(device: str, amount: Amount) -> Section:
     each, before = 4, 150 if device == "cuda" else amount.turns.warm_up
     turns = Turns(repeats=min(amount.turns.repeats, 4), warm_up=before, rounds=each)
     rounds = before + turns.repeats * each
+    met = clients * (1 - (1 - chosen / clients) ** rounds)  # of the last contender's
     return Section(
         "Number of clients",
-        f"pFedBayes on rows of MNIST, {steps} local steps. A client has a state once it has taken part: of 10,000 "
-        f"clients about {10000 * (1 - 0.99**rounds):,.0f} have after these {rounds} rounds, {before} of which are not "
-        "timed.",
+        f"pFedBayes on rows of MNIST, {steps} local steps. A client has a state once it has taken part: of "
+        f"{clients:,} clients about {met:,.0f} have after these {rounds} rounds, {before} of which are not timed.",
         contenders,
         turns,
     )

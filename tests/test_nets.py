@@ -33,11 +33,24 @@ class UserModule(nn.Module):
         return self.head(torch.tanh(self.again(torch.tanh(self.layer(self.scale * x)))))
 
 
+class TiedModule(nn.Module):
+    """Two layers with one weight, which has a name in each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
 MODULES = {
     "mlp": (lambda: mlp([6, 5, 4]), (6,)),
     "images": (lambda: mlp([6, 5, 4], "tanh"), (1, 2, 3)),
     "vgg": (lambda: vgg(norm="group"), (3, 32, 32)),
     "user": (UserModule, (3,)),
+    "tied": (TiedModule, (3,)),
 }
 
 

@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import os
 import random
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -99,6 +100,58 @@ def test_nothing_is_copied_when_all_train_where_they_rest():
     population, all_of_them = in_memory(), states(list(range(SIZE)))
     population.put(range(SIZE), all_of_them)
     assert population.get(range(SIZE), fresh).q.data_ptr() == all_of_them.q.data_ptr()
+
+
+class TestOnTheWay:
+    """States that the test holds up between a GPU and the host."""
+
+    @pytest.fixture
+    def gate(self, monkeypatch):
+        gate, arrived = threading.Event(), module.Journey.arrived
+
+        def when_open(journey):
+            assert gate.wait(timeout=30)
+            return arrived(journey)
+
+        monkeypatch.setattr(module.Journey, "arrived", when_open)
+        yield gate
+        gate.set()
+
+    @pytest.mark.parametrize(
+        "ask",
+        [
+            lambda population: population.get([4], fresh),
+            lambda population: population.put([7], states([70])),
+            lambda population: population.tensors(),
+            lambda population: population.settle(),
+        ],
+        ids=["get", "put", "tensors", "settle"],
+    )
+    def test_they_are_waited_for(self, gate, ask):
+        population = on_the_way()
+        population.put([4, 1], states([40, 10]))
+        with concurrent.futures.ThreadPoolExecutor(1) as asking:
+            answer = asking.submit(ask, population)
+            assert not concurrent.futures.wait([answer], timeout=0.3).done
+            gate.set()
+            answer.result(timeout=30)
+        assert same_bits(population.get([4, 1], fresh), states([40, 10]))
+
+    def test_others_need_not_wait(self, gate):
+        population = on_the_way()
+        population.put([4, 1], states([40, 10]))
+        assert same_bits(population.get([2, 3], fresh), states([-2, -3]))
+
+    def test_a_journey_that_fails_is_not_forgotten(self, monkeypatch):
+        def lost(journey):
+            raise RuntimeError("lost on the way")
+
+        monkeypatch.setattr(module.Journey, "arrived", lost)
+        population = on_the_way()
+        population.put([4], states([40]))
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="lost on the way"):
+                population.get([4], fresh)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -285,10 +338,11 @@ def test_memory_that_is_not_there_is_one_clear_line():
 
 def test_clients_rest_where_they_fit(monkeypatch):
     monkeypatch.setattr(module, "host_memory", lambda: 16_000)
-    assert choose_resting(100, 10, False, HOST) == "device"
-    assert choose_resting(100, 40, False, HOST) == "host"
-    assert choose_resting(100, 41, False, HOST) == "file"
-    assert choose_resting(100, 1000, True, HOST) == "device"  # all train each round anyway
+    assert choose_resting(100, 10, False, HOST, copies=2) == "device"
+    assert choose_resting(100, 40, False, HOST, copies=2) == "host"
+    assert choose_resting(100, 41, False, HOST, copies=2) == "file"
+    assert choose_resting(100, 40, False, HOST, copies=3) == "file"
+    assert choose_resting(100, 1000, True, HOST, copies=2) == "device"  # all train each round anyway
 
 
 class TestFederation:

@@ -142,7 +142,7 @@ def choose_plan(
         dtype=dtype,
         compile=one_shape and long and not images_on_cpu and has_compiler(device),
         graph=one_shape and on_gpu,
-        noise="philox" if on_gpu and method.batched else "torch",  # for one client's few numbers it launches too much
+        noise="philox" if on_gpu and together else "torch",  # for one client's few numbers it launches too much
         precision="tf32" if images_on_gpu and dtype == "float32" else "full",
         convolutions="matmul" if images_on_gpu else "native",
     )

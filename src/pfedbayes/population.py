@@ -29,7 +29,7 @@ HOST = torch.device("cpu")
 Move = Callable[[int, list[memoryview], int], int]  # os.preadv or os.pwritev
 
 SMALL_SHARE = 1 / 16  # of the device's memory: what may lie there without being trained
-HOST_SHARE = 1 / 4  # of the host's memory: a checkpoint copies it twice
+HOST_SHARE = 3 / 4  # of the host's memory: what resting states and the copies made of them may take at most
 
 
 _movers: ThreadPoolExecutor
@@ -124,7 +124,8 @@ class InMemory(Population):
     def _wait_for(self, clients: Iterable[int]) -> None:
         for client in clients:
             if client in self._on_their_way:
-                self._on_their_way.pop(client).result()
+                self._on_their_way[client].result()
+                del self._on_their_way[client]
 
     def _read(self, clients: Sequence[int]) -> State:
         self._wait_for(clients)
@@ -386,7 +387,7 @@ def _bytes(leaf: Tensor) -> Tensor:
 
 
 class Journey:
-    """States on their way to the host, by way of page-locked memory if they are on a GPU."""
+    """States on their way to the host, by way of page-locked memory if they come from a GPU."""
 
     def __init__(self, states: State) -> None:
         self._arriving = tree_map(self._send, states)
@@ -395,6 +396,8 @@ class Journey:
 
     @staticmethod
     def _send(leaf: Tensor) -> Tensor:
+        if leaf.device == HOST:
+            return leaf
         return staging(leaf.shape, leaf.dtype, HOST, leaf.device).copy_(leaf, non_blocking=True)
 
     def arrived(self) -> State:
@@ -406,7 +409,7 @@ class Journey:
 
 def to_host(states: State) -> State:
     """States on the host."""
-    return states if all(leaf.device == HOST for leaf in leaves(states)) else Journey(states).arrived()
+    return Journey(states).arrived()
 
 
 def staging(shape: Sequence[int], dtype: torch.dtype, rest: torch.device, device: torch.device) -> Tensor:
@@ -414,9 +417,9 @@ def staging(shape: Sequence[int], dtype: torch.dtype, rest: torch.device, device
     return torch.empty(*shape, dtype=dtype, device=rest, pin_memory=rest.type == "cpu" and device.type == "cuda")
 
 
-def choose_resting(state_bytes: int, clients: int, all_train: bool, device: torch.device) -> Resting:
+def choose_resting(state_bytes: int, clients: int, all_train: bool, device: torch.device, copies: int) -> Resting:
     """Where `clients` states of so many bytes rest: on the device if all train every round anyway or if they are
-    small, on the host if they are a small part of its memory, else in a file.
+    small, on the host if its memory holds them and so many copies, else in a file.
     """
     if all_train:
         return "device"
@@ -424,4 +427,4 @@ def choose_resting(state_bytes: int, clients: int, all_train: bool, device: torc
     on_device = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else memory
     if total <= SMALL_SHARE * on_device:
         return "device"
-    return "host" if total <= HOST_SHARE * memory else "file"
+    return "host" if total * (1 + copies) <= HOST_SHARE * memory else "file"

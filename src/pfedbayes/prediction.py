@@ -17,7 +17,7 @@ from pfedbayes.errors import UserError
 from pfedbayes.methods.base import Adaptation, Method, State
 from pfedbayes.metrics import METRICS, log_average, log_label_prior, scores
 from pfedbayes.nets import Batch, Model
-from pfedbayes.plan import Plan
+from pfedbayes.plan import WHOLE_SETS, Plan
 from pfedbayes.population import Population
 from pfedbayes.reparametrisation import Dense, dense_layers, drawn_outputs, num_drawn_weights
 from pfedbayes.streams import Purpose, choose, key, normals
@@ -55,8 +55,8 @@ class Ways(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Clients with equally many examples, the rows (clients, n) of the pool where these are, the rows that occur, and
-    the place (clients, n) of each among those."""
+    """Clients with equally many examples (see `_groups`), the rows (clients, n) of the pool where these are, the rows
+    that occur, and the place (clients, n) of each among those."""
 
     clients: list[int]
     rows: Tensor
@@ -262,8 +262,9 @@ class Prediction:
     @property
     def _rows_alone(self) -> int:
         """How many examples one network predicts in one go. A CPU keeps them in its caches while bytes become numbers
-        and these outputs."""
-        return min(self._rows_at_once, 2000) if self.device.type == "cpu" else self._rows_at_once
+        and these outputs; but a model that is made of a whole training set has much to do before the first of them."""
+        few = self.device.type == "cpu" and not self.method.full_batch
+        return min(self._rows_at_once, 2000) if few else self._rows_at_once
 
     def _block_size(self, which: Which, size: int, ways: Ways) -> tuple[int, int]:
         """How many seeds and how many clients with `size` examples each are predicted together."""
@@ -314,6 +315,7 @@ class Prediction:
         at_once = 1
         if self.method.batched and self.plan.over == "vmap":
             at_once = self.plan.chunk or max(1, self._rows_at_once // int(self.batch_sizes.max()))
+            at_once = min(at_once, WHOLE_SETS) if self.method.full_batch else at_once
         parts = [
             self._adapted(pick(states, part), pick(received, part), [self._prepared(*each) for each in members[part]])
             for part in _slices(len(members), at_once)
