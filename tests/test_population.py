@@ -338,11 +338,10 @@ def test_memory_that_is_not_there_is_one_clear_line():
 
 def test_clients_rest_where_they_fit(monkeypatch):
     monkeypatch.setattr(module, "host_memory", lambda: 16_000)
-    assert choose_resting(100, 10, False, HOST, copies=2) == "device"
-    assert choose_resting(100, 40, False, HOST, copies=2) == "host"
-    assert choose_resting(100, 41, False, HOST, copies=2) == "file"
-    assert choose_resting(100, 40, False, HOST, copies=3) == "file"
-    assert choose_resting(100, 1000, True, HOST, copies=2) == "device"  # all train each round anyway
+    assert choose_resting(100, 10, False, HOST) == "device"
+    assert choose_resting(100, 20, False, HOST) == "host"
+    assert choose_resting(100, 21, False, HOST) == "file"
+    assert choose_resting(100, 1000, True, HOST) == "device"  # all train each round anyway
 
 
 class TestFederation:

@@ -280,9 +280,7 @@ class Federation(Prediction):
         self.training_at_once = len(self.seeds) * (self.num_clients if self.train == "all" else self.participants)
         if self.plan.resting is None:
             members = len(self.cursors)
-            copies = 2 if self.training.patience is None else 4  # a checkpoint makes two, and two of the best round
-            everybody = self.training_at_once == members
-            resting = choose_resting(self.client_bytes, members, everybody, self.device, copies)
+            resting = choose_resting(self.client_bytes, members, self.training_at_once == members, self.device)
             self.plan = replace(self.plan, resting=resting)
         if self.plan.resting == "file":
             return InFile(template, self.device, self._clients_file)

@@ -29,7 +29,7 @@ HOST = torch.device("cpu")
 Move = Callable[[int, list[memoryview], int], int]  # os.preadv or os.pwritev
 
 SMALL_SHARE = 1 / 16  # of the device's memory: what may lie there without being trained
-HOST_SHARE = 3 / 4  # of the host's memory: what resting states and the copies made of them may take at most
+HOST_SHARE = 1 / 8  # of the host's memory: a checkpoint copies it twice
 
 
 _movers: ThreadPoolExecutor
@@ -417,9 +417,9 @@ def staging(shape: Sequence[int], dtype: torch.dtype, rest: torch.device, device
     return torch.empty(*shape, dtype=dtype, device=rest, pin_memory=rest.type == "cpu" and device.type == "cuda")
 
 
-def choose_resting(state_bytes: int, clients: int, all_train: bool, device: torch.device, copies: int) -> Resting:
+def choose_resting(state_bytes: int, clients: int, all_train: bool, device: torch.device) -> Resting:
     """Where `clients` states of so many bytes rest: on the device if all train every round anyway or if they are
-    small, on the host if its memory holds them and so many copies, else in a file.
+    small, on the host if they are a small part of its memory, else in a file.
     """
     if all_train:
         return "device"
@@ -427,4 +427,4 @@ def choose_resting(state_bytes: int, clients: int, all_train: bool, device: torc
     on_device = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else memory
     if total <= SMALL_SHARE * on_device:
         return "device"
-    return "host" if total * (1 + copies) <= HOST_SHARE * memory else "file"
+    return "host" if total <= HOST_SHARE * memory else "file"
