@@ -150,7 +150,7 @@ def _factor(cov: Tensor, scale: Tensor) -> Tensor:
 
 
 def _solve(factor: Tensor, vectors: Tensor) -> Tensor:
-    """B^-1 times vectors (..., n), given the factors of B; torch.cholesky_solve takes 2 to 7 times as long on a GPU."""
+    """B^-1 times vectors (..., n), given the factors of B. (torch.cholesky_solve is slow at vectors on a GPU.)"""
     half = torch.linalg.solve_triangular(factor, vectors[..., None], upper=False)
     solved: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
     return solved[..., 0]

@@ -27,6 +27,7 @@ Which = Literal["personal", "shared"]
 Split = Literal["test", "validation"]
 Sampling = Literal["weights", "pairs", "activations"]
 MODELS: tuple[Which, ...] = ("personal", "shared")
+SCORED_AT_ONCE = 2**23  # outputs, on a CPU: enough to keep it busy, and 32 MB
 
 
 def estimator_names(samples: int) -> tuple[str, ...]:
@@ -146,7 +147,7 @@ class Prediction:
             parts: dict[str, list[Tensor]] = {}
             places[which] = []
             blocks = self.blocks(which, split, Ways(samples, estimators, sampling, label_prior), clients)
-            for some in _several(blocks, 2**23 if self.device.type == "cpu" else 0):
+            for some in _several(blocks, SCORED_AT_ONCE if self.device.type == "cpu" else 0):
                 places[which] += chain.from_iterable(self._members(block.seeds, block.clients) for block in some)
                 y = concat([block.y for block in some])
                 for name in some[0].outputs:
