@@ -43,6 +43,21 @@ def dense_moments(cov, cross, variance, omega, kappa):
     return torch.stack(mean), torch.stack(rest)
 
 
+def dense_gibbs(cov, kappa, draws):
+    """The formulas with inverses, for one process, chain by chain."""
+    root = torch.linalg.cholesky(cov)
+    chains = []
+    for chain in range(len(draws.prior[0])):
+        first, *priors = (root @ normal[chain].double() for normal in draws.prior)
+        omega = polyagamma.pg(first, draws.uniform[0][chain])
+        for prior, noise, uniform in zip(priors, draws.noise, draws.uniform[1:], strict=True):
+            observed = kappa / omega - prior - noise[chain] / omega.sqrt()
+            f = prior + cov @ torch.linalg.inv(cov + torch.diag(1 / omega)) @ observed
+            omega = polyagamma.pg(f, uniform[chain])
+        chains.append(omega)
+    return torch.stack(chains)
+
+
 class TestKernel:
     def test_it_is_the_formula(self):
         a, b = randn(3, 5, seed=1), randn(4, 5, seed=2)
@@ -208,6 +223,104 @@ class TestMoments:
             found = moments(cov.to(dtype), rbf(new, z, 8.0, 1.0).to(dtype), 8.0, omega, kappa.to(dtype))
             probabilities.append(side_probabilities(*found, "mean")[0].double())
         assert_close(*probabilities, rtol=0, atol=1e-4)
+
+
+class TestGibbs:
+    """On both sides of ITERATE_FROM: by conjugate gradients and by factors."""
+
+    @pytest.fixture(params=[0, 10**9], ids=["iterated", "factorised"], autouse=True)
+    def _way(self, request, monkeypatch):
+        monkeypatch.setitem(polyagamma.ITERATE_FROM, "cpu", request.param)
+
+    n = 60
+    covs = torch.stack([covariance(60, seed=seed)[0] for seed in range(6)]).view(2, 3, 60, 60)
+    kappa = torch.where(randn(2, 3, 60, seed=8) > 0, 0.5, -0.5).double()
+
+    def draws(self):
+        return [[draw(4, self.n, 5, generator(3 * row + column)) for column in range(3)] for row in range(2)]
+
+    def test_it_is_the_formulas_with_inverses(self):
+        draws = self.draws()
+        omega = polyagamma.gibbs(self.covs, self.kappa, stack([stack(row) for row in draws]))
+        assert omega.shape == (2, 3, 4, self.n)
+        for row in range(2):
+            for column in range(3):
+                expected = dense_gibbs(self.covs[row, column], self.kappa[row, column], draws[row][column])
+                assert_close(omega[row, column], expected, rtol=1e-12, atol=0)
+
+    def test_single_precision_is_enough(self):
+        cov, kappa, draws = self.covs[0, 0], self.kappa[0, 0], self.draws()[0][0]
+        omega = polyagamma.gibbs(cov.float(), kappa.float(), draws)
+        assert omega.dtype == torch.float32
+        assert_close(omega.double(), dense_gibbs(cov, kappa, draws), rtol=5e-5, atol=0)
+
+    def test_what_is_not_finite_stays_with_its_chain_and_process(self):
+        covs, draws = self.covs.clone(), stack([stack(row) for row in self.draws()])
+        sound = polyagamma.gibbs(covs, self.kappa, draws)
+        covs[0, 1, 7, 7] = torch.nan
+        draws.noise[2][1, 2, 3, 5] = torch.inf
+        draws.prior[3][1, 0, 1, 9] = torch.nan
+        omega = polyagamma.gibbs(covs, self.kappa, draws)
+        broken = torch.zeros(2, 3, 4, dtype=torch.bool)
+        broken[0, 1] = broken[1, 2, 3] = broken[1, 0, 1] = True
+        assert not omega[broken].isfinite().any()
+        assert_close(omega[~broken], sound[~broken], rtol=1e-12, atol=0)
+
+
+class TestConjugateGradients:
+    @staticmethod
+    def system(cov, chains=4, largest=5.0):
+        """scale (chains, n) with omega up to the largest, and vectors as those of Gibbs chains."""
+        scale = (largest * torch.rand(chains, len(cov), generator=generator(1)).double() + 1e-3).sqrt()
+        return scale, 0.5 / scale - scale * randn(chains, len(cov), seed=2) - randn(chains, len(cov), seed=3)
+
+    @staticmethod
+    def dense(cov, scale, vectors):
+        system = torch.eye(len(cov)) + scale[:, :, None] * cov * scale[:, None, :]
+        return torch.linalg.solve(system, vectors)
+
+    @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 3e-4)])
+    @pytest.mark.parametrize("apart", [0.0, 1e-3, 1.0])
+    def test_points_may_be_nearly_the_same(self, apart, dtype, tolerance):
+        z = torch.nn.functional.normalize(randn(1, 4, seed=4) + apart * randn(300, 4, seed=5), dim=-1)
+        cov = rbf(z, z, 8.0, 1.0) + 1e-3 * torch.eye(300)
+        scale, vectors = self.system(cov)
+        solved = polyagamma._conjugate_gradients(*(each.to(dtype) for each in (cov, scale, vectors)))
+        assert solved.dtype == dtype
+        error = (solved - self.dense(cov, scale, vectors)).norm(dim=-1)
+        assert (error < tolerance * self.dense(cov, scale, vectors).norm(dim=-1)).all()
+
+    def test_many_large_eigenvalues_are_left_to_factors(self):
+        z = torch.nn.functional.normalize(randn(100, 4, seed=5), dim=-1)
+        cov = rbf(z, z, 1e6, 0.5) + 1e-3 * torch.eye(100)
+        scale, vectors = self.system(cov)
+        assert polyagamma._conjugate_gradients(cov, scale, vectors) is None
+        found = polyagamma._solve_once(cov, scale, vectors)
+        assert_close(found, self.dense(cov, scale, vectors), rtol=1e-6, atol=1e-6)
+
+    def test_chains_that_are_done_wait_for_the_others(self):
+        cov, _ = covariance(300, dtype=torch.float32)
+        scale, vectors = (each.float() for each in self.system(cov))
+        alone = polyagamma._conjugate_gradients(cov, scale[3:], vectors[3:])
+        vectors[0] = 0
+        scale[1] = 0  # B is the identity
+        scale[2, 1:] = 0  # and here all but one eigenvalue are 1
+        solved = polyagamma._conjugate_gradients(cov, scale, vectors)
+        assert not solved[0].any()
+        assert solved[1].equal(vectors[1])
+        assert_close(solved[2, 1:], vectors[2, 1:])
+        assert_close(solved[2, 0], vectors[2, 0] / (1 + scale[2, 0].square() * cov[0, 0]))
+        assert_close(solved[3:], alone, rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf])
+    def test_a_chain_that_is_not_finite_does_not_hold_up_the_others(self, value):
+        cov, _ = covariance(300)
+        scale, vectors = self.system(cov)
+        vectors[1, 7] = value
+        solved = polyagamma._conjugate_gradients(cov, scale, vectors)
+        assert not solved[1].isfinite().any()
+        vectors[1] = 0
+        assert_close(solved[[0, 2, 3]], self.dense(cov, scale, vectors)[[0, 2, 3]], rtol=1e-9, atol=1e-9)
 
 
 def quadrature(cov, points=60):

@@ -8,7 +8,8 @@ B = I + Omega^1/2 K Omega^1/2, whose eigenvalues are at least 1, so that single 
     (K + Omega^-1)^-1 = Omega^1/2 B^-1 Omega^1/2.
 
 Chains are a leading axis and share K. Further axes before that, "...", are those of independent processes with equally
-many examples. All matrices of a chunk are factorised in one call.
+many examples. Where a chain has one vector to solve for, conjugate gradients do it for all chains with products by K,
+and no chain has a matrix of its own; where it has many, all matrices of a chunk are factorised in one call.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ Link = Literal["mean", "reference"]
 # least that works.
 CHUNK = 2**21
 GPU_SHARE = 1 / 64
+# Conjugate gradients from so many examples on; matrices of fewer are factorised sooner. On a GPU an iteration is some
+# fourteen launches, which take as long for few examples as for many.
+ITERATE_FROM = {"cpu": 50, "cuda": 1000}
+CHECK_EVERY = 5  # iterations it is asked whether they are enough: a GPU has to be waited for
 TERMS = 20  # of the sum that is a Pólya-Gamma variable
 POINTS = 20  # of the Gauss-Hermite quadrature
 
@@ -131,15 +136,42 @@ def gibbs(cov: Tensor, kappa: Tensor, draws: Draws) -> Tensor:
     for prior, noise, uniform in zip(priors, draws.noise, draws.uniform[1:], strict=True):
         scale = omega.sqrt()
         residual = kappa[..., None, :] / scale - scale * prior - noise
-        solved = torch.cat(
-            [
-                _solve(_factor(cov, scale[..., part, :]), residual[..., part, :])
-                for part in _parts(omega, cov.shape[-1] ** 2)
-            ],
-            dim=-2,
-        )
-        omega = pg(prior + (scale * solved) @ cov, uniform)
+        omega = pg(prior + (scale * _solve_once(cov, scale, residual)) @ cov, uniform)
     return omega
+
+
+def _solve_once(cov: Tensor, scale: Tensor, vectors: Tensor) -> Tensor:
+    """B^-1 times one vector of every chain, (..., chains, n); scale = omega^1/2."""
+    n = cov.shape[-1]
+    if n >= ITERATE_FROM[cov.device.type]:
+        solved = _conjugate_gradients(cov, scale, vectors)
+        if solved is not None:
+            return solved
+    parts = _parts(scale, n**2)
+    return torch.cat([_solve(_factor(cov, scale[..., part, :]), vectors[..., part, :]) for part in parts], dim=-2)
+
+
+def _conjugate_gradients(cov: Tensor, scale: Tensor, vectors: Tensor) -> Tensor | None:
+    """B^-1 times vectors (..., chains, n) to the rounding of their precision, or None if that takes over n iterations.
+
+    Tens are usual, since few of B's eigenvalues are large. Without rounding n always do, but they cost more than to
+    factorise. A chain that is not finite stays so and is not waited for; one that is done goes on with the others, and
+    least divisors keep 0 / 0 out of it.
+    """
+    numbers = torch.finfo(vectors.dtype)
+    solved, residual, direction = torch.zeros_like(vectors), vectors.clone(), vectors
+    squared = residual.square().sum(-1, keepdim=True)
+    goal = (8 * numbers.eps) ** 2 * squared
+    for iteration in range(1, cov.shape[-1] + 1):
+        product = torch.addcmul(direction, scale, (scale * direction) @ cov)
+        step = squared / (direction * product).sum(-1, keepdim=True).clamp_min(numbers.tiny)
+        solved.addcmul_(step, direction)
+        residual.addcmul_(step, product, value=-1)
+        before, squared = squared, residual.square().sum(-1, keepdim=True)
+        if iteration % CHECK_EVERY == 0 and not (squared > goal).any():  # false for what is not a number
+            return solved
+        direction = torch.addcmul(residual, squared / before.clamp_min(numbers.tiny), direction)
+    return None
 
 
 def _factor(cov: Tensor, scale: Tensor) -> Tensor:
