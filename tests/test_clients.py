@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.nn import functional
 from torch.testing import assert_close
 
@@ -89,8 +90,10 @@ class TestCompiled:
     def test_a_tensor_given_twice_is_two_arguments(self):
         minus = Compiled(lambda a, b: a - b)
         x, y = randn(4), randn(4, seed=1)
+        before = counters["stats"]["unique_graphs"]
         assert_close(minus(x, x), torch.zeros_like(x))
         assert_close(minus(x, y), x - y)
+        assert counters["stats"]["unique_graphs"] == before + 1  # and one program does both
 
     def test_every_set_of_shapes_has_its_own_program(self):
         double = Compiled(lambda pair: (2 * pair[0], pair[1] + pair[0].sum()))
@@ -321,6 +324,12 @@ class TestPlan:
     def test_models_that_change_size_are_neither_compiled_nor_replayed(self, settings):
         with pytest.raises(UserError, match="BNFed can be neither compiled"):
             federation(METHODS["bnfed"](), plan=Plan(**settings))
+
+    def test_convolutions_on_a_gpu_are_rounded_unless_the_method_does_not_bear_it(self, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        model = make_model(vgg())
+        assert choose_plan(model, PFedBayes(), "cuda").precision == "tf32"
+        assert choose_plan(model, METHODS["pfedgp"](), "cuda").precision == "full"
 
     def test_long_runs_are_compiled_and_short_ones_are_not(self):
         model = make_model()

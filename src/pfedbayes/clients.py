@@ -72,7 +72,7 @@ class Compiled:
         return bool(self._programs)
 
     def __call__(self, *arguments: Any) -> Any:
-        flat = [leaf.contiguous() for leaf in leaves(arguments)]
+        flat = _distinct(leaf.contiguous() for leaf in leaves(arguments))
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in flat)
         if shapes not in self._programs:
             self._programs[shapes] = self._compile(arguments, flat)
@@ -80,7 +80,13 @@ class Compiled:
         return rebuild(template, program(*flat))
 
     def _compile(self, arguments: Any, flat: list[Tensor]) -> tuple[Callable[..., list[Tensor]], Any]:
-        from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415  (a node of a federation starts often)
+        # Here, since a node of a federation starts often.
+        from torch._inductor import config as inductor  # noqa: PLC0415
+        from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415
+
+        # Its compiling processes would end after a minute without work, and those that replace them have been seen to
+        # wait for ever for a lock.
+        inductor.quiesce_async_compile_pool = False
 
         result = None
 
@@ -91,8 +97,7 @@ class Compiled:
             result = tree_map(lambda _: torch.empty(0), result)  # the shape of the tree is all that is kept
             return traced_leaves
 
-        # Copies, since a tensor that is given twice would be taken for one argument.
-        examples = [leaf.clone() for leaf in flat]
+        examples = [leaf.clone() for leaf in flat]  # a program may write to its arguments
         with in_pieces():
             traced = make_fx(of_leaves)(*examples)
         program = torch.compile(traced, fullgraph=True, dynamic=False)
@@ -104,6 +109,15 @@ class Compiled:
         except Exception as error:
             raise CannotCompile(str(error).strip().partition("\n")[0]) from error
         return program, result
+
+
+def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The tensors, with copies of those that were there before: torch would compile anew for one that is given twice."""
+    distinct: dict[int, Tensor] = {}
+    for tensor in tensors:
+        own = tensor.clone() if id(tensor) in distinct else tensor
+        distinct[id(own)] = own
+    return list(distinct.values())
 
 
 class CannotCompile(Exception):

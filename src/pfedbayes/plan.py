@@ -122,7 +122,8 @@ def choose_plan(
     over: Over | None = None,
 ) -> Plan:
     """vmap where the method allows it, but for convolutions on a CPU, unless it was measured to be faster there.
-    Convolutions on a GPU in TF32, which gains time and was not seen to change accuracies (`benchmarks.precision`).
+    Convolutions on a GPU in TF32, which gains time and was not seen to change accuracies (`benchmarks.precision`), if
+    the method bears it.
 
     client_steps: how many local steps of single clients are ahead; long runs are compiled where they can be. at_once:
     how many clients train in a round. over: what has been measured to be faster, see `Federation.faster_over`.
@@ -143,7 +144,7 @@ def choose_plan(
         compile=one_shape and long and not images_on_cpu and has_compiler(device),
         graph=one_shape and on_gpu,
         noise="philox" if on_gpu and together else "torch",  # for one client's few numbers it launches too much
-        precision="tf32" if images_on_gpu and dtype == "float32" else "full",
+        precision="tf32" if images_on_gpu and dtype == "float32" and method.bears_rounding else "full",
         convolutions="matmul" if images_on_gpu else "native",
     )
 

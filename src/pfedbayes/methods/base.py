@@ -70,6 +70,7 @@ class Method:
     pools: ClassVar[bool] = False  # trains one client that has everybody's data
     everybody: ClassVar[bool] = False  # cannot do without any client in a round
     traceable: ClassVar[bool] = True  # its steps are the same tensor operations each time: can be compiled and replayed
+    bears_rounding: ClassVar[bool] = True  # of what goes into its matrix products, to 10 bits
     averages: ClassVar[bool] = True  # its server state is one tensor, an average of uploads
     default_init: ClassVar[Init] = "torch"
     pixels: ClassVar[Pixels] = "signed"

@@ -118,6 +118,7 @@ class PFedGP(Method):
     shared = False
     adapts = True
     traceable = False
+    bears_rounding = False  # it would change the kernel by more than its jitter
     full_batch = True
     classifies = True
 
