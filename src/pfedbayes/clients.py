@@ -112,7 +112,7 @@ class Compiled:
 
 
 def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The tensors, with copies of those that were there before: torch would compile anew for one that is given twice."""
+    """The tensors, with copies of those that were there before: for one given twice torch would compile anew."""
     distinct: dict[int, Tensor] = {}
     for tensor in tensors:
         own = tensor.clone() if id(tensor) in distinct else tensor
