@@ -122,5 +122,6 @@ def test_the_tuning_sweep_of_the_repository_is_on_validation_data_with_one_net_f
 def test_the_preset_of_the_repository_is_what_its_results_choose(pytestconfig, tmp_path):
     root = pytestconfig.rootpath
     cells, results = load(root / "experiments" / "tuning.toml"), read_results(root / "docs" / "results" / "tuning.json")
+    assert results.keys() <= {cell.name for cell in cells}  # what was tried is what was to be tried
     choose(cells, results, tmp_path / "tuned.toml")
     assert (tmp_path / "tuned.toml").read_text() == (root / "experiments" / "tuned.toml").read_text()
