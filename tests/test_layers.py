@@ -16,8 +16,8 @@ ROOT = Path(pfedbayes.__file__).parent
 # Each layer may import from those below it; parts of one layer that are listed apart may not import each other.
 LAYERS: list[list[set[str]]] = [
     [
-        {"errors", "gaussian", "memory", "optim", "polyagamma", "streams", "trees", "likelihoods", "metrics"}
-        | {"bounds", "conformal", "abstention", "theory"}
+        {"errors", "gaussian", "memory", "optim", "polyagamma", "streams", "tensor_files", "trees", "likelihoods"}
+        | {"metrics", "bounds", "conformal", "abstention", "theory"}
     ],
     [{"convolutions", "layers", "nets", "reparametrisation"}],
     [{"methods"}, {"data"}],

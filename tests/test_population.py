@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 import pfedbayes
 from federations import TRAINING, federation, make_shards, model_for, same_bits, trained
 from pfedbayes import population as module
-from pfedbayes import runs
+from pfedbayes import runs, tensor_files
 from pfedbayes.data import load_shards
 from pfedbayes.errors import UserError
 from pfedbayes.execution import Cost, estimate, execute
@@ -102,6 +103,28 @@ def test_nothing_is_copied_when_all_train_where_they_rest():
     assert population.get(range(SIZE), fresh).q.data_ptr() == all_of_them.q.data_ptr()
 
 
+@pytest.mark.parametrize(
+    "population",
+    [in_memory(), on_the_way(), InFile(torch.zeros(3, dtype=torch.bfloat16), HOST)],
+    ids=["memory", "on the way", "file"],
+)
+def test_bfloat16_comes_back(population):
+    values = torch.randn(4, 3).bfloat16()
+    population.put([5, 2, 8, 3], values)
+    population.put([2], values[:1])
+    assert torch.equal(population.get([3, 5, 2], fresh), values[[3, 0, 0]])
+    assert torch.equal(population.tensors()["clients"], values[[0, 0, 2, 3]])
+
+
+def test_states_of_all_that_lie_otherwise_in_memory_change_in_place():
+    population, values = on_the_way(), torch.randn(3, SIZE).t()
+    population.put(range(SIZE), values)
+    population.put([7, 2], torch.zeros(2, 3))
+    expected = values.clone()
+    expected[[7, 2]] = 0
+    assert torch.equal(population.get([2, 7, 1], fresh), expected[[2, 7, 1]])
+
+
 class TestOnTheWay:
     """States that the test holds up between a GPU and the host."""
 
@@ -139,8 +162,17 @@ class TestOnTheWay:
 
     def test_others_need_not_wait(self, gate):
         population = on_the_way()
-        population.put([4, 1], states([40, 10]))
-        assert same_bits(population.get([2, 3], fresh), states([-2, -3]))
+        gate.set()
+        population.put([10, 11], states([100, 110]))
+        population.settle()
+        gate.clear()
+        population.put(range(10), states(list(range(10))))  # more than there are threads
+        with concurrent.futures.ThreadPoolExecutor(1) as asking:
+            answer = asking.submit(population.get, [11, 10], fresh)
+            try:
+                assert same_bits(answer.result(timeout=10), states([110, 100]))
+            finally:
+                gate.set()
 
     def test_a_journey_that_fails_is_not_forgotten(self, monkeypatch):
         def lost(journey):
@@ -225,6 +257,65 @@ def test_an_interrupt_leaves_nobody_writing(monkeypatch):
     time.sleep(0.2)
     assert len(written) == before < 3 * SIZE
     assert population.met == []
+
+
+class TestNobodyGoesOnCopying:
+    """Between the host and a GPU, once an error was told."""
+
+    @pytest.fixture
+    def population(self):
+        population = on_the_way()
+        population.put(range(1, SIZE), states(list(range(1, SIZE))))
+        population.settle()
+        return population
+
+    @pytest.fixture
+    def copied(self, population, monkeypatch):
+        copy, copied = np.copyto, []
+
+        def slow(target, source):
+            time.sleep(0.02)
+            copied.append(source)
+            if source.dtype == np.int64 and source == 3:
+                raise RuntimeError("a bad row")
+            copy(target, source)
+
+        monkeypatch.setattr(np, "copyto", slow)
+        return copied
+
+    def stays(self, copied):
+        before = len(copied)
+        time.sleep(0.2)
+        return len(copied) == before
+
+    def test_when_a_row_fails(self, population, copied):
+        with pytest.raises(RuntimeError, match="a bad row"):
+            population.get(list(range(1, SIZE)), fresh)
+        assert self.stays(copied)
+
+    def test_when_those_who_wait_are_interrupted(self, population, copied, monkeypatch):
+        def interrupted(tasks):
+            monkeypatch.setattr("pfedbayes.population.wait", concurrent.futures.wait)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("pfedbayes.population.wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            population.get(list(range(1, SIZE)), fresh)
+        assert self.stays(copied)
+        assert len(copied) < 3 * (SIZE - 1)
+
+    def test_when_not_all_could_be_begun(self, population, copied, monkeypatch):
+        class Interrupted(concurrent.futures.ThreadPoolExecutor):
+            def submit(self, move, row, client):
+                if client == 5:
+                    raise KeyboardInterrupt
+                return super().submit(move, row, client)
+
+        monkeypatch.setattr(module, "_waiters", Interrupted(1))
+        with pytest.raises(KeyboardInterrupt):
+            population.put([8, 9, 5], states([80, 90, 50]))
+        assert self.stays(copied)
+        assert same_bits(population.get([9, 5], fresh), states([9, 5]))  # they had not begun
 
 
 def test_a_forked_process_has_threads_of_its_own():
@@ -338,10 +429,12 @@ def test_memory_that_is_not_there_is_one_clear_line():
 
 def test_clients_rest_where_they_fit(monkeypatch):
     monkeypatch.setattr(module, "host_memory", lambda: 16_000)
-    assert choose_resting(100, 10, False, HOST) == "device"
-    assert choose_resting(100, 20, False, HOST) == "host"
-    assert choose_resting(100, 21, False, HOST) == "file"
-    assert choose_resting(100, 1000, True, HOST) == "device"  # all train each round anyway
+    assert choose_resting(100, 10, False, 1, HOST) == "device"
+    assert choose_resting(100, 53, False, 1, HOST) == "host"
+    assert choose_resting(100, 54, False, 1, HOST) == "file"
+    assert choose_resting(100, 17, False, 3, HOST) == "host"
+    assert choose_resting(100, 18, False, 3, HOST) == "file"
+    assert choose_resting(100, 1000, True, 1, HOST) == "device"  # all train each round anyway
 
 
 class TestFederation:
@@ -386,6 +479,28 @@ class TestFederation:
         pfedbayes.save(back, tmp_path / "mine")
         again = pfedbayes.load(tmp_path / "mine", make_shards(), model_for(method))
         assert all(torch.equal(tensor, again.tensors()[name]) for name, tensor in ours.tensors().items())
+
+    @pytest.mark.parametrize("resting", RESTING)
+    def test_states_are_saved_and_restored_a_few_at_a_time(self, tmp_path, monkeypatch, resting):
+        plan = Plan(threads=1, resting=resting)
+        ours = trained(PFedBayes(), 3, training=FEW, plan=plan)
+        assert len(ours.population.met) == 4
+        monkeypatch.setattr(tensor_files, "PIECE_BYTES", 2 * ours.client_bytes)
+        put, sizes = InMemory.put, []
+        monkeypatch.setattr(InMemory, "put", lambda *args: (sizes.append(len(args[1])), put(*args)))
+        pfedbayes.save(ours, tmp_path / "mine")
+        back = pfedbayes.load(tmp_path / "mine", make_shards(), model_for(PFedBayes()))
+        assert sizes == ([] if resting == "file" else [2, 2])
+        assert back.population.met == ours.population.met
+        assert all(torch.equal(tensor, back.tensors()[name]) for name, tensor in ours.tensors().items())
+
+    def test_early_stopping_leaves_room_for_the_best_states(self, monkeypatch):
+        members = 5
+        client = federation(PFedBayes(), FEW).client_bytes
+        monkeypatch.setattr(module, "host_memory", lambda: 4 * members * client)
+        patient = dataclasses.replace(FEW, patience=2)
+        plans = [federation(PFedBayes(), training, Plan(threads=1)).plan for training in (FEW, patient)]
+        assert [plan.resting for plan in plans] == ["host", "file"]
 
     def test_a_table_of_rows_without_its_file_is_refused(self, tmp_path):
         plan = Plan(threads=1, resting="file")
@@ -434,6 +549,17 @@ class TestRuns:
             list(execute(experiment, tmp_path / "run", [1], resume=True))
         loaded.population.close()
         assert [step.round for step in execute(experiment, tmp_path / "run", [1], resume=True)][-1] == 8
+
+    def test_a_resumed_run_lets_go_of_the_checkpoint_that_it_began_with(self, tmp_path):
+        """It is mapped, and would go on to take space on the disk when others have replaced it."""
+        in_memory = load_experiment(None, [*MANY, "execution.resting=host"])
+        steps = execute(in_memory, tmp_path / "run", [1])
+        next(steps)
+        steps.close()
+        rest = execute(in_memory, tmp_path / "run", [1], resume=True)
+        next(rest)
+        assert runs.STATE not in Path("/proc/self/maps").read_text()
+        rest.close()
 
     def test_another_runs_file_is_refused_on_resume(self, tmp_path):
         for seed in (1, 2):

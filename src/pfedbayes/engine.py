@@ -25,6 +25,7 @@ from pfedbayes.plan import Dtype, Over, Plan, choose_plan, is_long
 from pfedbayes.population import HOST, InFile, InMemory, Population, choose_resting
 from pfedbayes.prediction import Prediction
 from pfedbayes.streams import Purpose, choose, key, keys
+from pfedbayes.tensor_files import Rows, rows_at_once
 from pfedbayes.trees import concat, fill, leaves, named_leaves, pick, stack, tree_map
 
 
@@ -280,7 +281,9 @@ class Federation(Prediction):
         self.training_at_once = len(self.seeds) * (self.num_clients if self.train == "all" else self.participants)
         if self.plan.resting is None:
             members = len(self.cursors)
-            resting = choose_resting(self.client_bytes, members, self.training_at_once == members, self.device)
+            copies = 1 if self.training.patience is None else 3  # the best round's, and while it gives way another's
+            all_train = self.training_at_once == members
+            resting = choose_resting(self.client_bytes, members, all_train, copies, self.device)
             self.plan = replace(self.plan, resting=resting)
         if self.plan.resting == "file":
             return InFile(template, self.device, self._clients_file)
@@ -502,9 +505,10 @@ class Federation(Prediction):
         self.confirm()
         return self._changed() | self.population.tensors()
 
-    def checkpoint(self, clients_file: Path) -> dict[str, Tensor]:
-        """As `tensors`, but the states of clients that rest in a file are at `clients_file`, forced to disk, and
-        only the table of their rows is given back. Call `population.saved()` once that is written."""
+    def checkpoint(self, clients_file: Path) -> dict[str, Tensor | Rows]:
+        """What `Writer.checkpoint` is to write before training goes on: as `tensors`, but the states of clients that
+        rest in memory are not copied yet, and those that rest in a file are at `clients_file`, forced to disk, and only
+        the table of their rows is given back. Call `population.saved()` once that is written."""
         self.confirm()
         return self._changed() | self.population.checkpoint(clients_file)
 
@@ -522,12 +526,12 @@ class Federation(Prediction):
         return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in named.items()}
 
     def restore(self, tensors: dict[str, Tensor], round: int, clients_file: Path | None = None) -> None:
-        """Continue from `tensors()`, or from `checkpoint(clients_file)`, of a federation with the same settings after
-        `round` rounds."""
+        """Continue from `tensors()`, or from what was written of `checkpoint(clients_file)`, of a federation with the
+        same settings after `round` rounds."""
         template = pick(self._fresh_clients([0]), 0)
         self._refuse_foreign(tensors, template)
         # Fresh copies: memory straight from a file may be aligned otherwise, and kernels round accordingly.
-        copies = {name: tensor.clone() for name, tensor in tensors.items()}
+        copies = {name: tensor.clone() for name, tensor in tensors.items() if not name.startswith("clients")}
         members = copies["enrolled"].tolist()
         self.population.close()
         self.population = self._settle()
@@ -536,7 +540,9 @@ class Federation(Prediction):
                 raise UserError("the saved clients rest in a file: set execution.resting=file")
             self.population.restore(members, copies, clients_file)
         elif members:
-            self.population.put(members, fill(template, copies, "clients"))
+            clients, step = fill(template, tensors, "clients"), rows_at_once(self.client_bytes)
+            for part in (slice(start, start + step) for start in range(0, len(members), step)):
+                self.population.put(members[part], tree_map(torch.clone, pick(clients, part)))
         on_device = {name: copy.to(self.device) for name, copy in copies.items() if name.startswith("server")}
         self.servers = [fill(server, on_device, f"server.{s}") for s, server in enumerate(self.servers)]
         self._server_optimizers = [

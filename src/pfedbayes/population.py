@@ -13,15 +13,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedbayes.errors import UserError
 from pfedbayes.memory import host_memory
 from pfedbayes.methods.base import State
+from pfedbayes.tensor_files import Rows
 from pfedbayes.trees import leaves, named_leaves, pick, stack, tree_map
 
 Resting = Literal["device", "host", "file"]
@@ -29,15 +31,16 @@ HOST = torch.device("cpu")
 Move = Callable[[int, list[memoryview], int], int]  # os.preadv or os.pwritev
 
 SMALL_SHARE = 1 / 16  # of the device's memory: what may lie there without being trained
-HOST_SHARE = 1 / 8  # of the host's memory: a checkpoint copies it twice
+HOST_SHARE = 1 / 3  # of the host's memory: to evaluate all clients takes as much again, and the rest is for all else
 
 
 _movers: ThreadPoolExecutor
+_waiters: ThreadPoolExecutor  # move what a GPU has yet to finish: the movers' work is not to queue behind it
 
 
 def _start_threads() -> None:
-    global _movers  # noqa: PLW0603
-    _movers = ThreadPoolExecutor(8, thread_name_prefix="clients")
+    global _movers, _waiters
+    _movers, _waiters = (ThreadPoolExecutor(8, thread_name_prefix="clients") for _ in range(2))
 
 
 _start_threads()
@@ -72,9 +75,10 @@ class Population(ABC):
         """Copies of all states on the host, by the names of their leaves, stacked in the order of `met`."""
         return dict(named_leaves(self._copy(), "clients")) if self.met else {}
 
-    def checkpoint(self, path: Path) -> dict[str, Tensor]:
-        """What has to be written down to find the states again; a file of states is forced to disk at `path`."""
-        return self.tensors()
+    @abstractmethod
+    def checkpoint(self, path: Path) -> dict[str, Tensor | Rows]:
+        """What has to be written down, before states change, to find them again; a file of states is forced to disk at
+        `path`."""
 
     def settle(self) -> None:  # noqa: B027, a file has nothing to do
         """Wait for states that are on their way to where they rest."""
@@ -119,24 +123,32 @@ class InMemory(Population):
         return len(clients) == self._size and list(clients) == list(range(self._size))
 
     def settle(self) -> None:
-        self._wait_for(list(self._on_their_way))
-
-    def _wait_for(self, clients: Iterable[int]) -> None:
-        for client in clients:
-            if client in self._on_their_way:
-                self._on_their_way[client].result()
-                del self._on_their_way[client]
+        for client in list(self._on_their_way):
+            self._on_their_way[client].result()
+            del self._on_their_way[client]
 
     def _read(self, clients: Sequence[int]) -> State:
-        self._wait_for(clients)
         if self._all(clients):  # nothing to gather, and nothing to copy if they are where they are wanted
+            self.settle()
             return tree_map(lambda leaf: leaf.to(self._device), self._states)
+        if self._rest != self._device:
+            return self._fetch(clients)
         rows = torch.tensor(clients, device=self._rest)
-        return tree_map(lambda leaf: self._gather(leaf, rows), self._states)
+        return tree_map(lambda leaf: leaf.index_select(0, rows), self._states)
 
-    def _gather(self, leaf: Tensor, rows: Tensor) -> Tensor:
-        out = staging((len(rows), *leaf.shape[1:]), leaf.dtype, self._rest, self._device)
-        return torch.index_select(leaf, 0, rows, out=out).to(self._device, non_blocking=True)
+    def _fetch(self, clients: Sequence[int]) -> State:
+        """States from the host, row by row and several at a time; those that are still on their way are waited for."""
+        count, device = len(clients), self._device
+        states = tree_map(lambda leaf: staging((count, *leaf.shape[1:]), leaf.dtype, device), self._states)
+        sources, targets = _arrays(self._states), _arrays(states)
+
+        def take_up(row: int, client: int) -> None:
+            if client in self._on_their_way:
+                self._on_their_way[client].result()
+            _copy_row(sources, client, targets, row)
+
+        _finish(_start(_movers, take_up, enumerate(clients)))
+        return tree_map(lambda leaf: leaf.to(device, non_blocking=True), states)
 
     def put(self, clients: Sequence[int], states: State) -> None:
         self.settle()  # more than one round under way would pile up
@@ -145,7 +157,7 @@ class InMemory(Population):
         else:
             if self._states is None:
                 self._states = self._allocate(states)
-            if self._rest == HOST != self._device:
+            if self._rest != self._device:
                 self._send(clients, states)
             else:
                 rows = torch.tensor(clients, device=self._rest)
@@ -155,13 +167,12 @@ class InMemory(Population):
 
     def _send(self, clients: Sequence[int], states: State) -> None:
         """Send states to the host, row by row and several at a time, without waiting for them."""
-        journey = Journey(states)
+        journey, targets = Journey(states), _arrays(self._states)
 
-        def lay_down(client: int, row: int) -> None:
-            for old, new in zip(leaves(self._states), leaves(journey.arrived()), strict=True):
-                np.copyto(old[client].numpy(), new[row].numpy())  # torch would start threads of its own in each of ours
+        def lay_down(row: int, client: int) -> None:
+            _copy_row(_arrays(journey.arrived()), row, targets, client)
 
-        self._on_their_way = {client: _movers.submit(lay_down, client, row) for row, client in enumerate(clients)}
+        self._on_their_way = dict(zip(clients, _start(_waiters, lay_down, enumerate(clients)), strict=True))
 
     def _allocate(self, states: State) -> State:
         try:
@@ -172,6 +183,11 @@ class InMemory(Population):
                 f"the states of {self._size} clients take {total / 1e9:.1f} GB, which the memory does not have: "
                 "set execution.resting=file"
             ) from None
+
+    def checkpoint(self, path: Path) -> dict[str, Tensor | Rows]:
+        self.settle()
+        rows = torch.tensor(self.met, device=self._rest)
+        return {name: Rows(leaf, rows) for name, leaf in named_leaves(self._states, "clients")} if self.met else {}
 
     def _copy(self) -> State:
         self.settle()
@@ -221,7 +237,7 @@ class InFile(Population):
     def _load(self, clients: Sequence[int], device: torch.device) -> State:
         """Stacked states on the host, ready for a device."""
         count = len(clients)
-        states = tree_map(lambda leaf: staging((count, *leaf.shape), leaf.dtype, HOST, device), self._template)
+        states = tree_map(lambda leaf: staging((count, *leaf.shape), leaf.dtype, device), self._template)
         with self._refusals("read"):
             self._move_all(os.preadv, [self._place[client] for client in clients], states)
         return states
@@ -230,18 +246,8 @@ class InFile(Population):
         """Read or write rows, several at a time."""
         columns = [_bytes(leaf) for leaf in leaves(states)]
         rows = ([column[n].numpy().data for column in columns] for n in range(len(places)))
-        tasks: list[Future[None]] = []
-        try:
-            for place, parts in zip(places, rows, strict=True):
-                tasks.append(_movers.submit(self._move, move, *place, parts))
-            wait(tasks)
-        except BaseException:  # an interrupt too: nobody may go on to move anything once it is told
-            for task in tasks:
-                task.cancel()
-            wait(tasks)
-            raise
-        for task in tasks:
-            task.result()
+        moves = ((move, *place, parts) for place, parts in zip(places, rows, strict=True))
+        _finish(_start(_movers, self._move, moves))
 
     def _move(self, move: Move, descriptor: int, row: int, parts: list[memoryview]) -> None:
         """Read or write a row, all of it: one call may do less than it is asked for."""
@@ -284,7 +290,7 @@ class InFile(Population):
             self._own = descriptor
         return self._own
 
-    def checkpoint(self, path: Path) -> dict[str, Tensor]:
+    def checkpoint(self, path: Path) -> dict[str, Tensor | Rows]:
         if path == self._path:
             with self._refusals("write"):
                 os.fsync(self._open())
@@ -381,6 +387,48 @@ def _lock(descriptor: int, kind: int, path: Path | None) -> None:
         raise UserError(f"{path} is in use: wait for the run, or close what has loaded it") from None
 
 
+def _start(
+    threads: ThreadPoolExecutor, move: Callable[..., None], calls: Iterable[tuple[Any, ...]]
+) -> list[Future[None]]:
+    """Call `move` with each of these arguments, several at a time and without waiting for it."""
+    tasks: list[Future[None]] = []
+    with _stopping(tasks):
+        for call in calls:
+            tasks.append(threads.submit(move, *call))  # noqa: PERF401, an interrupt has to find all that were begun
+    return tasks
+
+
+def _finish(tasks: Sequence[Future[None]]) -> None:
+    """Wait for all; an error if one of them has failed."""
+    with _stopping(tasks):
+        wait(tasks)
+    for task in tasks:
+        task.result()
+
+
+@contextlib.contextmanager
+def _stopping(tasks: Sequence[Future[None]]) -> Iterator[None]:
+    """On an error, or an interrupt: nobody may go on to move anything once it is told."""
+    try:
+        yield
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        wait(tasks)
+        raise
+
+
+def _arrays(states: State) -> list[NDArray[Any]]:
+    """The leaves of states on the host, over the same memory; numpy has no bfloat16, but can copy its bits."""
+    return [(leaf.view(torch.int16) if leaf.dtype == torch.bfloat16 else leaf).numpy() for leaf in leaves(states)]
+
+
+def _copy_row(sources: list[NDArray[Any]], source: int, targets: list[NDArray[Any]], target: int) -> None:
+    """One row of each; torch would start threads of its own in each of ours."""
+    for here, there in zip(sources, targets, strict=True):
+        np.copyto(there[target, ...], here[source, ...])
+
+
 def _bytes(leaf: Tensor) -> Tensor:
     """A stacked leaf as rows of bytes (n, width), without copying it if it is contiguous."""
     return leaf.contiguous().reshape(len(leaf), math.prod(leaf.shape[1:])).view(torch.uint8)
@@ -398,7 +446,7 @@ class Journey:
     def _send(leaf: Tensor) -> Tensor:
         if leaf.device == HOST:
             return leaf
-        return staging(leaf.shape, leaf.dtype, HOST, leaf.device).copy_(leaf, non_blocking=True)
+        return staging(leaf.shape, leaf.dtype, leaf.device).copy_(leaf, non_blocking=True)
 
     def arrived(self) -> State:
         """The states, once they are there."""
@@ -412,14 +460,14 @@ def to_host(states: State) -> State:
     return Journey(states).arrived()
 
 
-def staging(shape: Sequence[int], dtype: torch.dtype, rest: torch.device, device: torch.device) -> Tensor:
-    """An empty tensor in `rest` for values on their way to `device`: page-locked where that makes the way faster."""
-    return torch.empty(*shape, dtype=dtype, device=rest, pin_memory=rest.type == "cpu" and device.type == "cuda")
+def staging(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """An empty tensor on the host for values on their way to or from `device`: page-locked where that is faster."""
+    return torch.empty(*shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
-def choose_resting(state_bytes: int, clients: int, all_train: bool, device: torch.device) -> Resting:
+def choose_resting(state_bytes: int, clients: int, all_train: bool, copies: int, device: torch.device) -> Resting:
     """Where `clients` states of so many bytes rest: on the device if all train every round anyway or if they are
-    small, on the host if they are a small part of its memory, else in a file.
+    small, on the host if so many copies of all are a small part of its memory, else in a file.
     """
     if all_train:
         return "device"
@@ -427,4 +475,4 @@ def choose_resting(state_bytes: int, clients: int, all_train: bool, device: torc
     on_device = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else memory
     if total <= SMALL_SHARE * on_device:
         return "device"
-    return "host" if total <= HOST_SHARE * memory else "file"
+    return "host" if copies * total <= HOST_SHARE * memory else "file"

@@ -25,7 +25,7 @@ import platform
 import subprocess
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,11 +33,11 @@ from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 import pfedbayes
 from pfedbayes.errors import UserError
+from pfedbayes.tensor_files import Rows, write_tensors
 
 FORMAT = 1
 CONFIG, INFO, LOG, STATE, CLIENTS, SUMMARY, REPORT, JOURNAL = (
@@ -164,7 +164,9 @@ class Writer:
         with writing(self.folder), (self.folder / LOG).open("a") as file:
             file.truncate(log_bytes)
 
-    def checkpoint(self, tensors: dict[str, Tensor], round: int, seconds: float, best: Best | None = None) -> None:
+    def checkpoint(
+        self, tensors: Mapping[str, Tensor | Rows], round: int, seconds: float, best: Best | None = None
+    ) -> None:
         """Save the state after a round, together with the length of the log and the best round so far."""
         path = self.folder / LOG
         with writing(self.folder), path.open("a") as file:
@@ -172,8 +174,9 @@ class Writer:
         meta = {"round": str(round), "seconds": repr(seconds), "log_bytes": str(path.stat().st_size)}
         if best:
             meta |= {"best_round": str(best.round), "best_loss": repr(best.loss)}
-            tensors = tensors | {BEST + name: tensor for name, tensor in best.tensors.items()}
-        self.write(STATE, save({name: tensor.cpu() for name, tensor in tensors.items()}, meta))
+            tensors = {**tensors, **{BEST + name: tensor for name, tensor in best.tensors.items()}}
+        with replacing(self.folder / STATE) as file:
+            write_tensors(file, tensors, meta)
 
 
 def write_file(path: Path, content: str | bytes) -> None:

@@ -1,0 +1,67 @@
+"""Tensors in a safetensors file that is written piece by piece: there is never a copy of all of them in memory."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+from torch import Tensor
+
+PIECE_BYTES = 2**26  # large enough for a disk, small beside what is worth to be written in pieces
+
+TYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+class Rows(NamedTuple):
+    """Rows of a stacked tensor, which are copied when they are written: until then the tensor must not change."""
+
+    stacked: Tensor
+    rows: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.stacked.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self.rows), *self.stacked.shape[1:]
+
+
+def write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor | Rows], about: dict[str, str]) -> None:
+    """Write a file of the content that `safetensors.torch.save` would give it: the length of a header, the header, and
+    the tensors one after another."""
+    # Wide types first: each tensor then begins at a multiple of its width.
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    header: dict[str, Any] = {"__metadata__": about}
+    end = 0
+    for name in names:
+        tensor = tensors[name]
+        start, end = end, end + tensor.dtype.itemsize * math.prod(tensor.shape)
+        header[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for name in names:
+        for piece in _pieces(tensors[name]):
+            file.write(piece.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _pieces(tensor: Tensor | Rows) -> Iterator[Tensor]:
+    if isinstance(tensor, Tensor):
+        yield tensor
+    else:
+        step = rows_at_once(tensor.dtype.itemsize * math.prod(tensor.shape[1:]))
+        for start in range(0, len(tensor.rows), step):
+            yield tensor.stacked.index_select(0, tensor.rows[start : start + step])
+
+
+def rows_at_once(row_bytes: int) -> int:
+    """How many rows of so many bytes make a piece."""
+    return max(1, PIECE_BYTES // max(1, row_bytes))
