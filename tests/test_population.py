@@ -453,6 +453,16 @@ class TestFederation:
         scores = [repr(result.evaluate(samples=2)) for result in results]
         assert len(set(scores)) == 1
 
+    @pytest.mark.parametrize(("resting", "most"), [("device", 10), ("host", 4), ("file", 4)])
+    def test_an_evaluation_fetches_no_more_states_at_once_than_a_round(self, resting, most, monkeypatch):
+        plan, training = Plan(threads=1, resting=resting), dataclasses.replace(FEW, participants=2)
+        shards = make_shards(test_sizes=(4,) * 5)  # those with equally many examples are predicted together
+        ours = trained(PFedBayes(), 2, shards=shards, training=training, seeds=(3, 8), plan=plan)
+        fetched, get = [], ours.population.get
+        monkeypatch.setattr(ours.population, "get", lambda ids, fresh: fetched.append(len(ids)) or get(ids, fresh))
+        ours.evaluate()
+        assert (max(fetched), sum(fetched)) == (most, 10)
+
     @pytest.mark.parametrize("source", RESTING)
     @pytest.mark.parametrize("target", RESTING)
     def test_tensors_of_one_go_on_in_another(self, source, target):

@@ -31,7 +31,7 @@ HOST = torch.device("cpu")
 Move = Callable[[int, list[memoryview], int], int]  # os.preadv or os.pwritev
 
 SMALL_SHARE = 1 / 16  # of the device's memory: what may lie there without being trained
-HOST_SHARE = 1 / 3  # of the host's memory: to evaluate all clients takes as much again, and the rest is for all else
+HOST_SHARE = 1 / 3  # of the host's memory: the rest is for all else, and for others
 
 
 _movers: ThreadPoolExecutor

@@ -89,6 +89,7 @@ class Prediction:
     num_clients: int
     numbers: NDArray[np.int64]  # the names of the clients in random draws
     batch_sizes: NDArray[np.int64]
+    training_at_once: int  # members that train in a round
     x: Tensor
     y: Tensor
     device: torch.device
@@ -268,12 +269,16 @@ class Prediction:
         return min(self._rows_at_once, 2000) if few else self._rows_at_once
 
     def _block_size(self, which: Which, size: int, ways: Ways) -> tuple[int, int]:
-        """How many seeds and how many clients with `size` examples each are predicted together."""
+        """How many seeds and how many clients with `size` examples each are predicted together: no more personal models
+        than train at once, if the others rest elsewhere."""
         mapped = self.plan.over == "vmap" and (which == "personal" or self.method.averages)
         seeds = max(1, min(self._rows_at_once // size, len(self.seeds))) if mapped else 1
         if which == "personal" and not mapped:
             return 1, 1
-        return seeds, max(1, self._rows_at_once // (size * seeds))
+        clients = max(1, self._rows_at_once // (size * seeds))
+        if which == "personal" and self.plan.resting != "device":
+            clients = min(clients, max(1, self.training_at_once // seeds))
+        return seeds, clients
 
     def _estimates(
         self, which: Which, seeds: Sequence[int], clients: list[int], rows: Tensor, ways: Ways
