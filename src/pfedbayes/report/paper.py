@@ -41,7 +41,7 @@ STUDIES = {
     "views": "Images moved by a pixel or two in training: accuracy on validation data, rounds 700 to 800",
     "swings": "The shared model on CIFAR-10: accuracy on validation data by the mean network, rounds 101 to 200 of 200",
     "fedprox": "FedProx held near the first model received: accuracy on test data, rounds 700 to 800",
-    "bnfed": "BNFed on Fashion-MNIST at lower rates than the paper's 0.5: accuracy on test data, rounds 700 to 800",
+    "bnfed": "BNFed at lower rates than the paper's 0.5: accuracy on test data, rounds 700 to 800",
     "fedavg": "FedAvg on large CIFAR-10 with one setting changed, and one model trained on everybody's data (Pooled): "
     "accuracy on test data, rounds 700 to 800",
     "overlap": "Clients that each draw from all images, so that one is tested on what others train on: accuracy on "
