@@ -146,9 +146,10 @@ class TestOnTheWay:
             lambda population: population.get([4], fresh),
             lambda population: population.put([7], states([70])),
             lambda population: population.tensors(),
+            lambda population: population.checkpoint(Path()),
             lambda population: population.settle(),
         ],
-        ids=["get", "put", "tensors", "settle"],
+        ids=["get", "put", "tensors", "checkpoint", "settle"],
     )
     def test_they_are_waited_for(self, gate, ask):
         population = on_the_way()
@@ -429,12 +430,13 @@ def test_memory_that_is_not_there_is_one_clear_line():
 
 def test_clients_rest_where_they_fit(monkeypatch):
     monkeypatch.setattr(module, "host_memory", lambda: 16_000)
-    assert choose_resting(100, 10, False, 1, HOST) == "device"
-    assert choose_resting(100, 53, False, 1, HOST) == "host"
-    assert choose_resting(100, 54, False, 1, HOST) == "file"
-    assert choose_resting(100, 17, False, 3, HOST) == "host"
-    assert choose_resting(100, 18, False, 3, HOST) == "file"
-    assert choose_resting(100, 1000, True, 1, HOST) == "device"  # all train each round anyway
+    assert choose_resting(100, 10, 1, 1, HOST) == "device"
+    assert choose_resting(100, 49, 1, 1, HOST) == "host"
+    assert choose_resting(100, 50, 1, 1, HOST) == "file"
+    assert choose_resting(100, 49, 2, 1, HOST) == "file"  # a round needs memory too
+    assert choose_resting(100, 16, 1, 3, HOST) == "host"
+    assert choose_resting(100, 17, 1, 3, HOST) == "file"
+    assert choose_resting(100, 1000, 1000, 1, HOST) == "device"  # all train each round anyway
 
 
 class TestFederation:
@@ -560,12 +562,14 @@ class TestRuns:
         loaded.population.close()
         assert [step.round for step in execute(experiment, tmp_path / "run", [1], resume=True)][-1] == 8
 
-    def test_a_resumed_run_lets_go_of_the_checkpoint_that_it_began_with(self, tmp_path):
+    @pytest.mark.parametrize("more", [[], ["training.patience=5", "training.evaluate_every=1", "data.validation=0.2"]])
+    def test_a_resumed_run_lets_go_of_the_checkpoint_that_it_began_with(self, tmp_path, more):
         """It is mapped, and would go on to take space on the disk when others have replaced it."""
-        in_memory = load_experiment(None, [*MANY, "execution.resting=host"])
+        in_memory = load_experiment(None, [*MANY, "execution.resting=host", *more])
         steps = execute(in_memory, tmp_path / "run", [1])
         next(steps)
         steps.close()
+        assert (runs.read_checkpoint(tmp_path / "run").best is not None) == bool(more)
         rest = execute(in_memory, tmp_path / "run", [1], resume=True)
         next(rest)
         assert runs.STATE not in Path("/proc/self/maps").read_text()

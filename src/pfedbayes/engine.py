@@ -280,10 +280,9 @@ class Federation(Prediction):
         self.client_bytes = sum(leaf.nbytes for leaf in leaves(template))
         self.training_at_once = len(self.seeds) * (self.num_clients if self.train == "all" else self.participants)
         if self.plan.resting is None:
-            members = len(self.cursors)
             copies = 1 if self.training.patience is None else 3  # the best round's, and while it gives way another's
-            all_train = self.training_at_once == members
-            resting = choose_resting(self.client_bytes, members, all_train, copies, self.device)
+            at_once = self.training_at_once
+            resting = choose_resting(self.client_bytes, len(self.cursors), at_once, copies, self.device)
             self.plan = replace(self.plan, resting=resting)
         if self.plan.resting == "file":
             return InFile(template, self.device, self._clients_file)

@@ -95,8 +95,8 @@ def _execute(
                     f"{writer.folder} is already at round {checkpoint.round}: raise training.rounds to go on"
                 )
             federation.restore(checkpoint.tensors, checkpoint.round, clients_file)
-            # They are the file itself, which would take up the disk beside the next ones that replace it.
-            checkpoint = dataclasses.replace(checkpoint, tensors={})
+            # What was read is the file itself, which would take up the disk beside the next one that replaces it.
+            checkpoint = checkpoint.let_go()
         if on_federation:
             on_federation(federation)
         writer.write(runs.CONFIG, to_toml(experiment.sections()))

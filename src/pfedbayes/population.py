@@ -32,6 +32,7 @@ Move = Callable[[int, list[memoryview], int], int]  # os.preadv or os.pwritev
 
 SMALL_SHARE = 1 / 16  # of the device's memory: what may lie there without being trained
 HOST_SHARE = 1 / 3  # of the host's memory: the rest is for all else, and for others
+PER_ROUND = 4  # copies of the states in training that a round makes: received, gathered, trained, on their way
 
 
 _movers: ThreadPoolExecutor
@@ -69,7 +70,7 @@ class Population(ABC):
 
     @abstractmethod
     def put(self, clients: Sequence[int], states: State) -> None:
-        """Keep the states of these clients, all of them or, if that fails, none."""
+        """Keep the states of these clients, all of them or, if they are refused, none."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Copies of all states on the host, by the names of their leaves, stacked in the order of `met`."""
@@ -465,14 +466,16 @@ def staging(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> T
     return torch.empty(*shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
-def choose_resting(state_bytes: int, clients: int, all_train: bool, copies: int, device: torch.device) -> Resting:
-    """Where `clients` states of so many bytes rest: on the device if all train every round anyway or if they are
-    small, on the host if so many copies of all are a small part of its memory, else in a file.
+def choose_resting(state_bytes: int, clients: int, training: int, copies: int, device: torch.device) -> Resting:
+    """Where `clients` states of so many bytes rest, of which so many are in training at a time: on the device if all
+    are or if they are small; on the host if so many copies of them, and what a round takes, are a part of its memory
+    that can be spared; else in a file.
     """
-    if all_train:
+    if training == clients:
         return "device"
     total, memory = state_bytes * clients, host_memory()
     on_device = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else memory
     if total <= SMALL_SHARE * on_device:
         return "device"
-    return "host" if copies * total <= HOST_SHARE * memory else "file"
+    needed = copies * total + PER_ROUND * training * state_bytes
+    return "host" if needed <= HOST_SHARE * memory else "file"

@@ -26,7 +26,7 @@ import subprocess
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -79,6 +79,11 @@ class Checkpoint:
     log_bytes: int
     tensors: dict[str, Tensor]
     best: Best | None = None
+
+    def let_go(self) -> Checkpoint:
+        """It without its tensors, and with a copy of the best ones: nothing of it is in the file any more."""
+        best = self.best and replace(self.best, tensors={name: one.clone() for name, one in self.best.tensors.items()})
+        return replace(self, tensors={}, best=best)
 
 
 def read(folder: Path) -> Run:
