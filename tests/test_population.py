@@ -18,14 +18,15 @@ import torch
 from torch import Tensor
 
 import pfedbayes
-from federations import TRAINING, federation, make_shards, model_for, same_bits, trained
+from federations import TRAINING, federation, make_model, make_shards, model_for, same_bits, trained
 from pfedbayes import population as module
 from pfedbayes import runs, tensor_files
 from pfedbayes.data import load_shards
 from pfedbayes.errors import UserError
 from pfedbayes.execution import Cost, estimate, execute
 from pfedbayes.experiment import load as load_experiment
-from pfedbayes.methods import FedAvg, PFedBayes
+from pfedbayes.methods import FedAvg, FedRep, PFedBayes
+from pfedbayes.nets import mlp
 from pfedbayes.plan import Plan
 from pfedbayes.population import HOST, InFile, InMemory, choose_resting
 from pfedbayes.trees import stack
@@ -33,6 +34,7 @@ from pfedbayes.trees import stack
 SIZE = 12
 RESTING = ["device", "host", "file"]
 FEW = dataclasses.replace(TRAINING, participants=2, train="chosen", rounds=6)
+WIDE = make_model(mlp([300, 50, 3], "tanh"))
 
 
 class Kept(NamedTuple):
@@ -455,15 +457,40 @@ class TestFederation:
         scores = [repr(result.evaluate(samples=2)) for result in results]
         assert len(set(scores)) == 1
 
-    @pytest.mark.parametrize(("resting", "most"), [("device", 10), ("host", 4), ("file", 4)])
-    def test_an_evaluation_fetches_no_more_states_at_once_than_a_round(self, resting, most, monkeypatch):
+    @pytest.mark.parametrize("participants", [1, 3])
+    def test_scores_are_the_same_bits_wherever_clients_rest(self, participants):
+        """Of clients that are predicted together, by products that round otherwise if there are fewer of them."""
+        shards = make_shards(sizes=(20,) * 7, test_sizes=(20,) * 7, features=300)
+        training = dataclasses.replace(FEW, participants=participants)
+        scores = {
+            repr(trained(FedRep(), 2, shards=shards, model=WIDE, training=training, plan=plan).evaluate())
+            for plan in (Plan(threads=1, resting=resting) for resting in RESTING)
+        }
+        assert len(scores) == 1
+
+    def test_a_round_whose_states_are_refused_is_not_taken(self, monkeypatch):
+        ours, whole = (trained(PFedBayes(), 2, plan=Plan(threads=1, resting="file")) for _ in range(2))
+
+        def refused(clients, states):
+            raise UserError("the disk is full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ours.population, "put", refused)
+            with pytest.raises(UserError, match="full"):
+                ours.train_round()
+        for each in (ours, whole):
+            each.train_round()
+        assert all(ours.tensors()[name].equal(tensor) for name, tensor in whole.tensors().items())
+
+    @pytest.mark.parametrize("resting", RESTING)
+    def test_an_evaluation_fetches_no_more_states_at_once_than_a_round(self, resting, monkeypatch):
         plan, training = Plan(threads=1, resting=resting), dataclasses.replace(FEW, participants=2)
         shards = make_shards(test_sizes=(4,) * 5)  # those with equally many examples are predicted together
         ours = trained(PFedBayes(), 2, shards=shards, training=training, seeds=(3, 8), plan=plan)
         fetched, get = [], ours.population.get
         monkeypatch.setattr(ours.population, "get", lambda ids, fresh: fetched.append(len(ids)) or get(ids, fresh))
         ours.evaluate()
-        assert (max(fetched), sum(fetched)) == (most, 10)
+        assert (max(fetched), sum(fetched)) == (4, 10)
 
     @pytest.mark.parametrize("source", RESTING)
     @pytest.mark.parametrize("target", RESTING)

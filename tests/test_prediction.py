@@ -231,7 +231,9 @@ class TestBlocks:
     @pytest.mark.parametrize("method", [METHODS["perfedavg"](adapt_on="pfedme-test"), METHODS["fedavg-ft"]()])
     def test_clients_with_batches_of_one_size_adapt_at_once(self, monkeypatch, method, over, chunk, calls):
         shards = make_shards(sizes=(6, 9, 11, 7, 16), test_sizes=EQUAL)
-        ours = self.ours(method, shards=shards, plan=dataclasses.replace(EXACT, over=over, chunk=chunk))
+        plan = dataclasses.replace(EXACT, over=over, chunk=chunk)
+        everybody = dataclasses.replace(TRAINING, participants=5)
+        ours = self.ours(method, shards=shards, plan=plan, training=everybody)
         counted, adapt = [], type(method).adapt
         monkeypatch.setattr(type(method), "adapt", lambda *given: counted.append(1) or adapt(*given))
         ours.evaluate()

@@ -348,8 +348,8 @@ class Federation(Prediction):
         if self.plan.graph:
             old = (before, self.servers, self._server_optimizers)
             clients, servers, optimizers = self._if_finite(round, members, finite, (clients, servers, optimizers), old)
+        self.population.put(members, clients)  # first, since it may be refused
         self.servers, self._server_optimizers = servers, optimizers
-        self.population.put(members, clients)
         self.round, self.cursors = round, self._advanced(members)
         if len(self._pending) == PENDING_ROUNDS:
             self.confirm()

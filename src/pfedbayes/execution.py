@@ -106,9 +106,15 @@ def _execute(
         if shards.preprocessing:
             writer.write(runs.PREPROCESSING, shards.preprocessing.to_json())
         writer.truncate_log(checkpoint.log_bytes if checkpoint else 0)
+        clock = runs.Clock(checkpoint.seconds if checkpoint else 0.0)
+        stopping = None
+        if experiment.training.patience is not None:
+            best = checkpoint.best if checkpoint else None
+            stopping = EarlyStopping(experiment.training.patience, experiment.evaluation, best)
+        checkpoint = best = None  # the states of a best round are let go of when a better one comes
         for name in (runs.SUMMARY, runs.CALIBRATION):
             (writer.folder / name).unlink(missing_ok=True)
-        yield from _train(writer, experiment, federation, plan or federation.plan, checkpoint)
+        yield from _train(writer, experiment, federation, plan or federation.plan, clock, stopping)
     finally:
         federation.population.close()
 
@@ -118,14 +124,10 @@ def _train(
     experiment: Experiment,
     federation: Federation,
     plan: Plan,
-    checkpoint: runs.Checkpoint | None,
+    clock: runs.Clock,
+    stopping: EarlyStopping | None,
 ) -> Generator[Progress]:
-    """Train to the end, with the recorded plan, from the checkpoint on."""
-    clock = runs.Clock(checkpoint.seconds if checkpoint else 0.0)
-    stopping = None
-    if experiment.training.patience is not None:
-        best = checkpoint.best if checkpoint else None
-        stopping = EarlyStopping(experiment.training.patience, experiment.evaluation, best)
+    """Train to the end, with the recorded plan, from where the federation is."""
     scored = _scored(federation, experiment.evaluation)
     due = clock.seconds() + experiment.execution.checkpoint_seconds
     try:

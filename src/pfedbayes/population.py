@@ -148,7 +148,7 @@ class InMemory(Population):
                 self._on_their_way[client].result()
             _copy_row(sources, client, targets, row)
 
-        _finish(_start(_movers, take_up, enumerate(clients)))
+        _move_rows(take_up, enumerate(clients))
         return tree_map(lambda leaf: leaf.to(device, non_blocking=True), states)
 
     def put(self, clients: Sequence[int], states: State) -> None:
@@ -173,7 +173,10 @@ class InMemory(Population):
         def lay_down(row: int, client: int) -> None:
             _copy_row(_arrays(journey.arrived()), row, targets, client)
 
-        self._on_their_way = dict(zip(clients, _start(_waiters, lay_down, enumerate(clients)), strict=True))
+        with _stopping() as tasks:
+            for row, client in enumerate(clients):
+                tasks.append(_waiters.submit(lay_down, row, client))
+            self._on_their_way = dict(zip(clients, tasks, strict=True))
 
     def _allocate(self, states: State) -> State:
         try:
@@ -248,7 +251,7 @@ class InFile(Population):
         columns = [_bytes(leaf) for leaf in leaves(states)]
         rows = ([column[n].numpy().data for column in columns] for n in range(len(places)))
         moves = ((move, *place, parts) for place, parts in zip(places, rows, strict=True))
-        _finish(_start(_movers, self._move, moves))
+        _move_rows(self._move, moves)
 
     def _move(self, move: Move, descriptor: int, row: int, parts: list[memoryview]) -> None:
         """Read or write a row, all of it: one call may do less than it is asked for."""
@@ -388,30 +391,23 @@ def _lock(descriptor: int, kind: int, path: Path | None) -> None:
         raise UserError(f"{path} is in use: wait for the run, or close what has loaded it") from None
 
 
-def _start(
-    threads: ThreadPoolExecutor, move: Callable[..., None], calls: Iterable[tuple[Any, ...]]
-) -> list[Future[None]]:
-    """Call `move` with each of these arguments, several at a time and without waiting for it."""
-    tasks: list[Future[None]] = []
-    with _stopping(tasks):
+def _move_rows(move: Callable[..., None], calls: Iterable[tuple[Any, ...]]) -> None:
+    """Call `move` with each of these arguments, several at a time; an error if one of the calls has failed."""
+    with _stopping() as tasks:
         for call in calls:
-            tasks.append(threads.submit(move, *call))  # noqa: PERF401, an interrupt has to find all that were begun
-    return tasks
-
-
-def _finish(tasks: Sequence[Future[None]]) -> None:
-    """Wait for all; an error if one of them has failed."""
-    with _stopping(tasks):
+            tasks.append(_movers.submit(move, *call))
         wait(tasks)
     for task in tasks:
         task.result()
 
 
 @contextlib.contextmanager
-def _stopping(tasks: Sequence[Future[None]]) -> Iterator[None]:
-    """On an error, or an interrupt: nobody may go on to move anything once it is told."""
+def _stopping() -> Iterator[list[Future[None]]]:
+    """A list for tasks, each as it begins. On an error, or an interrupt: nobody goes on to move anything once it is
+    told."""
+    tasks: list[Future[None]] = []
     try:
-        yield
+        yield tasks
     except BaseException:
         for task in tasks:
             task.cancel()

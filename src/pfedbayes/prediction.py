@@ -270,13 +270,13 @@ class Prediction:
 
     def _block_size(self, which: Which, size: int, ways: Ways) -> tuple[int, int]:
         """How many seeds and how many clients with `size` examples each are predicted together: no more personal models
-        than train at once, if the others rest elsewhere."""
+        than train at once, since the others may rest elsewhere, and scores are not to depend on where."""
         mapped = self.plan.over == "vmap" and (which == "personal" or self.method.averages)
         seeds = max(1, min(self._rows_at_once // size, len(self.seeds))) if mapped else 1
         if which == "personal" and not mapped:
             return 1, 1
         clients = max(1, self._rows_at_once // (size * seeds))
-        if which == "personal" and self.plan.resting != "device":
+        if which == "personal":
             clients = min(clients, max(1, self.training_at_once // seeds))
         return seeds, clients
 

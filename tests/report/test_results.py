@@ -309,6 +309,18 @@ class TestTables:
         assert list(row.values()) == ["19.73", "41.00", "+21.27", "60.00", "9.90", "51.00", "+41.10", "50.00"]
         assert list(rows["BNFed: η = 0.5"].values())[4:] == ["80.31", "diverged", "–", "diverged"]
 
+    def test_what_has_diverged_stands_for_all_that_would_have_been_made_of_it(self, folder):
+        records = [
+            record("perfedavg", {"personal": {"mean": 60.0}}),
+            record("perfedavg", {}, variant="outer-rate", diverged="round 3: …"),
+        ]
+        (folder / "table1.json").write_text(json.dumps(records))
+        rows = rows_of(results.render(folder)["table1.md"], "## Preset paper: best")
+        found = {title: row["small: ours"] for title, row in rows.items() if title.startswith("Per-FedAvg")}
+        of_rate = [ours for title, ours in found.items() if "outer rate" in title]
+        assert of_rate == ["diverged", "diverged"]
+        assert [ours for title, ours in found.items() if "outer rate" not in title] == ["61.00", "–"]
+
     def test_figure_2_has_a_line_per_method_and_stands_alone(self, folder):
         curve = {"personal": [[10, 50.0], [20, 60.0]], "shared": [[10, 40.0], [20, 45.0]]}
         other = {"personal": [[10, 52.0], [20, 64.0]], "shared": [[10, 40.0], [20, 45.0]]}

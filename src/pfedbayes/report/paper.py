@@ -169,9 +169,10 @@ def _records(source: Source, line: Line, preset: str, split: str, dataset: str, 
 
 def _belongs(record: Record, variant: str) -> bool:
     """Whether a record is of this variant; a run that has diverged stands for all that would have been made of it."""
-    of_default = not variant.startswith((PUBLIC_NOISE, OUTER_RATE))
-    made_of_default = "diverged" in record and record["variant"] == DEFAULT and of_default
-    return record["variant"] == variant or made_of_default
+    own = record["variant"]
+    of_default = own == DEFAULT and not variant.startswith((PUBLIC_NOISE, OUTER_RATE))
+    made_of_it = of_default or variant.startswith(f"{own}+")
+    return own == variant or ("diverged" in record and made_of_it)
 
 
 def beside_paper(source: Source, preset: str) -> Table:
