@@ -1,10 +1,16 @@
-"""How much memory there is."""
+"""How much memory there is, and who keeps it."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+from functools import cache
 from pathlib import Path
+
+# Of mallopt, from glibc's malloc.h.
+TRIM_THRESHOLD, MMAP_MAX = -1, -4
+MOST_KEPT = 2**31 - 1  # bytes; it takes no more
 
 
 def host_memory() -> int:
@@ -13,3 +19,19 @@ def host_memory() -> int:
     with contextlib.suppress(OSError, ValueError):  # "max", or no such file: no limit
         return min(physical, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return physical
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Let the C library keep what is freed for what is allocated next, up to two GB.
+
+    Large tensors it would give back to the system at once, and get anew page by page, each of which is cleared first:
+    that takes several times as long as to write to memory that one has. Whoever has set up the library stays in charge;
+    other libraries than glibc are left as they are.
+    """
+    if "GLIBC_TUNABLES" in os.environ or any(name.startswith("MALLOC_") for name in os.environ):
+        return
+    with contextlib.suppress(AttributeError):  # no such function
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(MMAP_MAX, 0)
+        mallopt(TRIM_THRESHOLD, MOST_KEPT)

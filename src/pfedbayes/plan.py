@@ -12,6 +12,7 @@ import torch
 
 from pfedbayes.convolutions import Convolutions
 from pfedbayes.errors import UserError
+from pfedbayes.memory import keep_freed_memory
 from pfedbayes.methods.base import Method
 from pfedbayes.nets import Model
 from pfedbayes.population import Resting
@@ -68,9 +69,12 @@ class Plan:
         return replace(self, device=device, threads=threads, graph=False, precision="full", convolutions="native")
 
     def activate(self) -> None:
-        """Set torch's global switches: threads, and on a GPU deterministic kernels and the precision of products."""
+        """Set torch's global switches: threads, and on a GPU deterministic kernels and the precision of products.
+        Where a CPU trains many clients, their states take much memory that is freed every round: it is kept."""
         if self.threads is not None:
             torch.set_num_threads(self.threads)
+        if self.device == "cpu" and self.chunk:
+            keep_freed_memory()
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.allow_tf32 = self.precision == "tf32"
         torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
