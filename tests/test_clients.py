@@ -35,6 +35,7 @@ COMPILED = dataclasses.replace(EXACT, compile=True)
 PHILOX = dataclasses.replace(EXACT, noise="philox")
 ON_GPU = dataclasses.replace(PHILOX, device="cuda", threads=None)
 ROUNDING = 1e-10
+BEYOND = {"eta_data": 0.1, "sigma_by_size": 1.0}  # of pFedBayes, beyond the paper
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 needs_compiler = pytest.mark.skipif(not has_compiler("cpu"), reason="needs a C++ compiler")
@@ -70,7 +71,7 @@ def fixed_shapes(names):
 
 @needs_compiler
 class TestCompiled:
-    @pytest.mark.parametrize("method", [PFedBayes(samples=2, eta_data=0.1), FedAvg(), METHODS["heurfedamp"]()])
+    @pytest.mark.parametrize("method", [PFedBayes(samples=2, **BEYOND), FedAvg(), METHODS["heurfedamp"]()])
     def test_results_are_those_without_a_compiler(self, method):
         assert agree(trained(method, plan=COMPILED), trained(method))
 
@@ -382,7 +383,7 @@ class TestGPU:
     def test_replayed_rounds_are_those_of_a_cpu(self, name):
         assert agree(trained(METHODS[name](), plan=self.GRAPH), trained(METHODS[name](), plan=PHILOX))
 
-    @pytest.mark.parametrize("method", [PFedBayes(samples=2), PFedBayes(eta_data=0.1), FedAvg(), METHODS["pfedme"]()])
+    @pytest.mark.parametrize("method", [PFedBayes(samples=2), PFedBayes(**BEYOND), FedAvg(), METHODS["pfedme"]()])
     def test_compiled_and_replayed_rounds_are_those_of_a_cpu(self, method):
         plan = dataclasses.replace(self.GRAPH, compile=True)
         assert agree(trained(method, plan=plan), trained(method, plan=PHILOX))

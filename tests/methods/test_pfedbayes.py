@@ -1,5 +1,6 @@
 import dataclasses
 import itertools
+import math
 
 import pytest
 import torch
@@ -118,10 +119,13 @@ class TestOptions:
         prior="moving",
         reset_personal=False,
         eta_data=0.0,
+        sigma_by_size=0.0,
         **others,
     ):
         received = w
         q = received if reset_personal else q
+        if sigma_by_size:
+            q = torch.stack([q[0], torch.full_like(q[1], math.log(math.expm1(sigma_by_size / math.sqrt(n))))])
         for (batch,), noise in steps:
             anchor = received if prior == "fixed" else w
             for k in range(personal_steps):
@@ -154,6 +158,7 @@ class TestOptions:
             {"prior": "fixed"},
             {"reset_personal": True},
             {"eta_data": 0.2},
+            {"sigma_by_size": 2.0},
             {"eta_data": 0.2, "personal_steps": 2, "noise_std": 0.5, "samples": 2},
         ],
         ids=str,
@@ -169,11 +174,28 @@ class TestOptions:
     @pytest.mark.parametrize(
         "options",
         [{"personal_steps": 3}, {"noise_std": 0.001}, {"prior": "fixed"}, {"reset_personal": True}, {"scale": "batch"},
-         {"eta_data": 0.1}],
+         {"eta_data": 0.1}, {"sigma_by_size": 0.3}],
         ids=str,
     )  # fmt: skip
     def test_option_makes_a_difference(self, options):
         assert difference(trained(PFedBayes(**options)).servers, trained(PFedBayes()).servers) > 1e-6
+
+
+class TestWidthsBySize:
+    method = PFedBayes(sigma_by_size=0.7)
+
+    def test_each_client_starts_with_its_own(self):
+        still = dataclasses.replace(self.method, eta_personal=0.0, eta_global=0.0)
+        ours = trained(still, 1, training=dataclasses.replace(TRAINING, participants=5))
+        for i, size in enumerate(SIZES):
+            q = ours.personal_state(i).q
+            assert_close(sigma(q[1]), torch.full_like(q[1], 0.7 / math.sqrt(size)))
+            assert_close(q[0], ours.servers[0][0])
+
+    def test_they_are_learned_from_then_on(self):
+        inputs = one_of(stacked_inputs(self.method), 0)
+        later = inputs._replace(client=run(self.method, inputs)[0])
+        assert same_bits(run(self.method, later), run(PFedBayes(), later))
 
 
 class TestServer:
@@ -430,6 +452,7 @@ class TestBayesianLinearRegression:
         ("zeta", -1.0),
         ("eta_personal", -0.1),
         ("eta_data", -0.1),
+        ("sigma_by_size", -0.1),
         ("eta_global", -0.1),
         ("samples", 0),
         ("beta", -0.5),

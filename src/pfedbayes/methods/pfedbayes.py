@@ -87,9 +87,11 @@ class PFedBayes(Method):
     prior: "moving" takes the localized global model as the prior, "fixed" the received one. optimizer: "sgd" is the
     literal gradient descent, which diverges at the paper's rates. scale: "batch" drops the factor n/b.
 
-    eta_data goes beyond the paper. Above 0 the localized global model learns its means from the client's data, much as
-    in FedAvg, by SGD with this rate on the mean loss of the batch at weights drawn from it, at the cost of K more
-    gradients; its widths follow q as ever, at the rate eta_global.
+    eta_data and sigma_by_size go beyond the paper. With eta_data above 0 the localized global model learns its means
+    from the client's data, much as in FedAvg, by SGD with this rate on the mean loss of the batch at weights drawn from
+    it, at the cost of K more gradients; its widths follow q as ever, at the rate eta_global. With sigma_by_size above 0
+    the posterior of a client with n training examples starts with standard deviations of sigma_by_size / sqrt(n)
+    instead of the shared model's, which then follow: with n they shrink as in Eq. (9) of the paper's theory.
     """
 
     zeta: float = 10.0
@@ -106,6 +108,7 @@ class PFedBayes(Method):
     optimizer: Literal["adam", "sgd"] = "adam"
     scale: Literal["data", "batch"] = "data"
     eta_data: float = 0.0
+    sigma_by_size: float = 0.0
 
     title = "pFedBayes"
     reference = "Zhang et al., ICML 2022"
@@ -121,6 +124,7 @@ class PFedBayes(Method):
         require(self.eta_personal >= 0, f"eta_personal must not be negative, got {self.eta_personal}")
         require(self.eta_global >= 0, f"eta_global must not be negative, got {self.eta_global}")
         require(self.eta_data >= 0, f"eta_data must not be negative, got {self.eta_data}")
+        require(self.sigma_by_size >= 0, f"sigma_by_size must not be negative, got {self.sigma_by_size}")
         require(self.samples >= 1, f"samples must be at least 1, got {self.samples}")
         require(self.beta >= 0, f"beta must not be negative, got {self.beta}")
         require(self.noise_std >= 0, f"noise_std must not be negative, got {self.noise_std}")
@@ -152,6 +156,10 @@ class PFedBayes(Method):
     def begin(self, client: Client, received: Tensor, shard: Shard) -> Local:
         """The localized global model starts at the received one; the posterior goes on from where it was."""
         q = received if self.reset_personal else client.q
+        if self.sigma_by_size:
+            never_trained = client.adam_q.mean_weight == 0
+            by_size = rho_of(self.sigma_by_size / shard.size.sqrt())
+            q = torch.stack([q[0], torch.where(never_trained, by_size, q[1])])
         prior = () if self.prior == "moving" else mean_field(received)
         return Local(_set_out(q, client.adam_q), _set_out(received, client.adam_w), prior, shard.size)
 
