@@ -1,4 +1,5 @@
-"""Contenders taking turns: everybody ready first, then a few rounds of each in turn, several times over."""
+"""Contenders taking turns: everybody ready first, then a few rounds of each in turn, several times over. Who is not on
+turn is stopped: some have threads and processes that are never quite idle."""
 
 from __future__ import annotations
 
@@ -7,11 +8,12 @@ import dataclasses
 import importlib.util
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.work import Work
+from benchmarks.worker import family
 
 ROOT = Path(__file__).parents[1]
 # How far contenders may differ, as a fraction of the way that the models go in a round. Where a gradient is next to
@@ -117,6 +120,7 @@ class Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._signal(signal.SIGCONT)
         with self._process:  # closes the pipes, so that it leaves its loop, and waits for it
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -124,6 +128,22 @@ class Worker:
                 self._process.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 self._process.kill()
+
+    def rest(self) -> None:
+        """Stop it with all that it has started."""
+        self._signal(signal.SIGSTOP)
+
+    @contextlib.contextmanager
+    def on_turn(self) -> Iterator[None]:
+        """Let it go on for this long."""
+        self._signal(signal.SIGCONT)
+        yield
+        self.rest()
+
+    def _signal(self, number: signal.Signals) -> None:
+        for member in family(self._process.pid):
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(member, number)
 
     def hear(self) -> float:
         """Wait for its answer: the seconds that the last order took."""
@@ -194,16 +214,20 @@ def race(section: Section, after_turn: Callable[[str], None]) -> list[dict[str, 
                 del workers[name]
         gaps = _first_round(list(workers.values()), folder)
         turns, rounds = section.turns, {}
+        for worker in workers.values():
+            worker.rest()
         for name, worker in workers.items():
-            worker.forget_peak()
-            last = [worker.train(1) for _ in range(turns.warm_up)][-1]
+            with worker.on_turn():
+                worker.forget_peak()
+                last = [worker.train(1) for _ in range(turns.warm_up)][-1]
             rounds[name] = turns.rounds or max(1, round(turns.seconds / last))
         seconds: dict[str, list[float]] = {name: [] for name in workers}
         names = list(workers)
         for repeat in range(turns.repeats):
             shift = repeat % len(names)  # nobody always comes after the same one
             for name in names[shift:] + names[:shift]:
-                seconds[name].append(workers[name].train(rounds[name]) / rounds[name])
+                with workers[name].on_turn():
+                    seconds[name].append(workers[name].train(rounds[name]) / rounds[name])
             after_turn(f"  turn {repeat + 1} of {turns.repeats}")
         return [
             {"name": contender.name, "absent": absent[contender.name]}

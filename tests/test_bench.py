@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from benchmarks import limits, sections
 from benchmarks.ours import EAGER
 from benchmarks.page import render, rows
 from benchmarks.products import Products
-from benchmarks.race import Contender, Disagreement, Failed, Section, Turns, gap, race, require_same
+from benchmarks.race import Contender, Disagreement, Failed, Section, Turns, Worker, gap, race, require_same
 from benchmarks.work import Examples, Work
 from pfedbayes.engine import Federation
 from pfedbayes.errors import UserError
@@ -152,6 +154,22 @@ def test_a_contender_that_breaks_says_why():
     good = Contender("ours", "ours", SMALL, {"plan": {}})
     results = race(Section("", "", [good, peer], ONCE), quiet)
     assert results[1]["absent"].startswith("failed: broken: TypeError")
+
+
+def test_who_is_not_on_turn_is_stopped(tmp_path):
+    def state() -> str:
+        time.sleep(0.1)
+        return Path(f"/proc/{worker._process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    with Worker(Contender("plain", "plain", SMALL), tmp_path) as worker:
+        worker.hear()
+        worker.rest()
+        assert state() == "T"
+        with worker.on_turn():
+            assert state() != "T"
+            assert worker.train(1) > 0
+        assert state() == "T"
+    assert worker._process.returncode == 0
 
 
 def test_a_nan_is_no_agreement():
