@@ -1,5 +1,6 @@
 """Early stopping keeps the best round on validation data, and survives a kill."""
 
+import gc
 import math
 
 import pytest
@@ -96,6 +97,19 @@ def test_a_resumed_run_ends_in_the_same_bits(tmp_path, after, method):
             break
     list(execute(experiment, tmp_path / "cut", [1], "cpu", resume=True))
     assert same_files(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_resumed_run_lets_go_of_a_best_round_when_a_better_one_comes(tmp_path):
+    experiment = load(None, [*OTHER_METHOD, "training.rounds=14", "method.name=fedavg"])
+    for step in (interrupted := execute(experiment, tmp_path / "run", [1], "cpu")):
+        if step.round == 3:
+            interrupted.close()
+            break
+    for _ in execute(experiment, tmp_path / "run", [1], "cpu", resume=True):
+        gc.collect()
+        kept = [each.round for each in gc.get_objects() if type(each) is runs.Best]
+        assert len(kept) == 1
+    assert kept[0] > 3
 
 
 def test_a_run_that_has_stopped_does_not_go_on(tmp_path):
