@@ -88,7 +88,7 @@ def results(made: Section, device: str) -> dict[str, Any]:
             halved = contender.options.get("plan", {}).get("precision") == "bf16"  # at a rate that is not measured
             whole = trains and contender.kind != "products"
             row["floor"] = limits.floor(contender.work, rates, row["tf32"]) if whole and not halved else None
-    return {"rows": rows, "limits": rates._asdict(), "load": load}
+    return {"rows": rows, "limits": rates._asdict(), "load": load, "others": "stopped"}
 
 
 def keep(path: Path, name: str, measured: dict[str, Any]) -> None:

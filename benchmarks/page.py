@@ -14,8 +14,8 @@ HEADER = """# Speed
 Written by `make bench` (`python -m benchmarks --device cpu|cuda`) from the raw results beside it; do not edit.
 
 Every contender does the same work in a process of its own, with all cores for torch's threads unless its name says
-otherwise (Flower: one actor with one thread per core). The processes take turns, and those that are not on turn are
-stopped. On the CPU, threads without work spin for a moment and then sleep (`OMP_WAIT_POLICY=PASSIVE`,
+otherwise (Flower: one actor with one thread per core). The processes take turns. Those that are not on turn are
+stopped where it says so; elsewhere they were idle. On the CPU, threads without work spin for a moment and then sleep (`OMP_WAIT_POLICY=PASSIVE`,
 `GOMP_SPINCOUNT=500`). Times are medians over the turns, without start-up, compilation and warm-up. Rows of matrix
 products alone do nothing but those, client by client as we have them: what would be left if all else were free.
 
@@ -51,6 +51,7 @@ def section(measured: dict[str, Any]) -> str:
     if machine["gpu"]:
         where = f"{machine['gpu']} ({where})"
     tf32 = f" ({limits['flops_tf32'] / 1e9:,.0f} in TF32)" if machine["gpu"] else ""
+    others = f"; others {measured['others']}" if "others" in measured else ""
     quick = " A quick run: expect noise." if measured["quick"] else ""
     return "\n".join(
         [
@@ -63,7 +64,7 @@ def section(measured: dict[str, Any]) -> str:
             f"Measured {measured['date']} at {measured['commit'] or 'an unknown commit'} on {where}, torch "
             f"{machine['torch']}, Python {machine['python']}; float32 products "
             f"{limits['flops'] / 1e9:,.0f} GFLOP/s{tf32}, copies {limits['bytes'] / 1e9:,.0f} GB/s; "
-            f"load average before {measured['load']:.1f}.{quick}\n",
+            f"load average before {measured['load']:.1f}{others}.{quick}\n",
         ]
     )
 

@@ -50,8 +50,9 @@ def personalise(
     method = federation.method
     if not isinstance(method, PFedBayes):
         raise UserError(f"{method.title} has no distribution over models to start from: run method.name=pfedbayes")
-    changed: dict[str, Any] = {"prior": "fixed", "reset_personal": False, "eta_global": 0.0, "eta_data": 0.0}
-    changed["sigma_by_size"] = 0.0  # it starts at the prior
+    changed: dict[str, Any] = {
+        "prior": "fixed", "reset_personal": False, "eta_global": 0.0, "eta_data": 0.0, "sigma_by_size": 0.0,
+    }  # fmt: skip
     if zeta is not None:
         changed["zeta"] = zeta
     own = OwnPriors(**dataclasses.asdict(method) | changed)

@@ -192,6 +192,10 @@ class TestWidthsBySize:
             assert_close(sigma(q[1]), torch.full_like(q[1], 0.7 / math.sqrt(size)))
             assert_close(q[0], ours.servers[0][0])
 
+    def test_they_need_a_posterior_that_is_kept(self):
+        with pytest.raises(ValueError, match="leave it out, or reset_personal"):
+            dataclasses.replace(self.method, reset_personal=True)
+
     def test_they_are_learned_from_then_on(self):
         inputs = one_of(stacked_inputs(self.method), 0)
         later = inputs._replace(client=run(self.method, inputs)[0])

@@ -125,6 +125,10 @@ class PFedBayes(Method):
         require(self.eta_global >= 0, f"eta_global must not be negative, got {self.eta_global}")
         require(self.eta_data >= 0, f"eta_data must not be negative, got {self.eta_data}")
         require(self.sigma_by_size >= 0, f"sigma_by_size must not be negative, got {self.sigma_by_size}")
+        require(
+            not (self.sigma_by_size and self.reset_personal),
+            "sigma_by_size is for posteriors that are kept: leave it out, or reset_personal",
+        )
         require(self.samples >= 1, f"samples must be at least 1, got {self.samples}")
         require(self.beta >= 0, f"beta must not be negative, got {self.beta}")
         require(self.noise_std >= 0, f"noise_std must not be negative, got {self.noise_std}")
