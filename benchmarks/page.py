@@ -14,10 +14,11 @@ HEADER = """# Speed
 Written by `make bench` (`python -m benchmarks --device cpu|cuda`) from the raw results beside it; do not edit.
 
 Every contender does the same work in a process of its own, with all cores for torch's threads unless its name says
-otherwise (Flower: one actor with one thread per core). The processes take turns. Those that are not on turn are
-stopped where it says so; elsewhere they were idle. On the CPU, threads without work spin for a moment and then sleep (`OMP_WAIT_POLICY=PASSIVE`,
-`GOMP_SPINCOUNT=500`). Times are medians over the turns, without start-up, compilation and warm-up. Rows of matrix
-products alone do nothing but those, client by client as we have them: what would be left if all else were free.
+otherwise (Flower: one actor with one thread per core). The processes take turns. Those that are not on turn were
+stopped where it says so and idle elsewhere. On the CPU, threads without work spin for a moment and then sleep
+(`OMP_WAIT_POLICY=PASSIVE`, `GOMP_SPINCOUNT=500`). Times are medians over the turns, without start-up, compilation and
+warm-up. Rows of matrix products alone do nothing but those, client by client as we have them: what would be left if
+all else were free.
 
 - ratio: cost of a client-step beside the first row, unless the table says beside which (above 1: slower), the median
   of the ratios turn by turn, so that what slows the machine down for a while cancels; then the smallest and the
