@@ -7,7 +7,16 @@ from torch.testing import assert_close
 
 from federations import randn
 from pfedbayes import polyagamma
-from pfedbayes.polyagamma import cholesky, draw, moments, pg_mean, rbf, side_probabilities
+from pfedbayes.polyagamma import (
+    cholesky,
+    draw,
+    inverse_factor,
+    moments,
+    pg_mean,
+    product,
+    rbf,
+    side_probabilities,
+)
 from pfedbayes.trees import stack
 
 
@@ -141,6 +150,57 @@ class TestCholesky:
         assert cholesky(matrix).isnan().all()
 
 
+class TestInverseFactor:
+    @pytest.mark.parametrize("n", [1, 7, 8, 9, 40, 61])
+    def test_by_halves_it_is_the_inverse_of_the_factor(self, n, monkeypatch):
+        monkeypatch.setattr(polyagamma, "BLOCK", 8)
+        matrices = torch.stack([covariance(n, seed=seed)[0] + torch.eye(n) for seed in range(6)]).view(2, 3, n, n)
+        inverse = inverse_factor(matrices)
+        assert not inverse.triu(1).any()
+        assert_close(inverse @ torch.linalg.cholesky(matrices), torch.eye(n, dtype=torch.float64).expand(2, 3, n, n))
+
+    def test_it_is_as_exact_as_substitution(self):
+        matrix = covariance(600)[0] + 0.1 * torch.eye(600)
+        right = randn(600, 200, seed=1)
+        exact = torch.linalg.solve_triangular(torch.linalg.cholesky(matrix), right, upper=False)
+        factor = torch.linalg.cholesky(matrix.float())
+        substituted = torch.linalg.solve_triangular(factor, right.float(), upper=False)
+        assert (inverse_factor(matrix.float()) @ right.float() - exact).norm() < 2 * (substituted - exact).norm()
+
+    def test_what_is_not_finite_stays_with_its_matrix(self, monkeypatch):
+        monkeypatch.setattr(polyagamma, "BLOCK", 8)
+        sound = covariance(20)[0]
+        broken = sound.clone()
+        broken[18, 3] = broken[3, 18] = torch.nan
+        inverse = inverse_factor(torch.stack([sound, broken]))
+        assert inverse[0].equal(inverse_factor(sound[None])[0])
+        assert inverse[1].isnan().any()
+
+
+class TestProduct:
+    def test_the_head_has_eleven_bits_and_the_rest_the_others(self):
+        values = randn(10_000, seed=1, dtype=torch.float32)
+        head = polyagamma._head(values)
+        mantissa, _ = torch.frexp(head)
+        assert (mantissa * 2**11 == (mantissa * 2**11).round()).all()
+        assert ((values - head).abs() < 2**-10 * values.abs()).all()
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    def test_on_a_gpu_it_is_as_exact_as_single_precision(self):
+        a, b = (randn(2, 3, 300, 300, seed=seed) for seed in (1, 2))
+        exact = a @ b
+        a, b = a.float().cuda(), b.float().cuda()
+        precision = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        error = ((a @ b).cpu() - exact).norm()
+        ours = (product(a, b.mT.contiguous().mT).cpu() - exact).norm()
+        assert torch.get_float32_matmul_precision() == "highest"
+        with polyagamma.rounded(a):
+            rough = ((a @ b).cpu() - exact).norm()
+        torch.set_float32_matmul_precision(precision)
+        assert ours < 3 * error < 0.03 * rough
+
+
 class TestMoments:
     cov, z = covariance(9)
     cross = rbf(torch.nn.functional.normalize(randn(5, 4, seed=7), dim=-1), z, 8.0, 1.0)
@@ -172,6 +232,18 @@ class TestMoments:
 
         for ours, theirs in zip(gradient(moments), gradient(dense_moments), strict=True):
             assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+    @pytest.mark.parametrize("multiple", [3, 8])
+    def test_points_that_fill_up_change_nothing(self, multiple, monkeypatch):
+        def results():
+            cov, cross = self.cov.clone().requires_grad_(), self.cross.clone().requires_grad_()
+            found = moments(cov, cross, 8.0, self.omega, self.kappa)
+            return [*found, *torch.autograd.grad((found[0].sin() + found[1].cos()).sum(), (cov, cross))]
+
+        plain = results()
+        monkeypatch.setitem(polyagamma.ALIGNED, "cpu", multiple)
+        for ours, expected in zip(results(), plain, strict=True):
+            assert_close(ours, expected)
 
     @pytest.mark.parametrize("size", [1, 9 * 9 * 2])
     def test_chunks_change_nothing(self, size, monkeypatch):
@@ -277,7 +349,7 @@ class TestConjugateGradients:
     @staticmethod
     def dense(cov, scale, vectors):
         system = torch.eye(len(cov)) + scale[:, :, None] * cov * scale[:, None, :]
-        return torch.linalg.solve(system, vectors)
+        return torch.from_numpy(np.linalg.solve(system.numpy(), vectors[..., None].numpy()))[..., 0]
 
     @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 3e-4)])
     @pytest.mark.parametrize("apart", [0.0, 1e-3, 1.0])
