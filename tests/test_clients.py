@@ -234,6 +234,21 @@ class TestConvolutions:
             nn.LazyLinear(4),
         ),
         lambda: nn.Sequential(nn.Conv2d(3, 4, (5, 3)), nn.Conv2d(4, 3, (4, 2)), nn.Flatten(), nn.LazyLinear(4)),
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.Conv2d(4, 3, 2, stride=3), nn.Flatten(), nn.LazyLinear(4)),
+        # 30, 15 and 7 pixels, 5 and 2, and 1: with maxima of tiles that are even, odd, and not the convolution's.
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 4, 3, bias=False),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(4, 5, 3, padding=1),
+            nn.MaxPool2d((2, 2), stride=2),
+            nn.Conv2d(5, 3, 3),
+            nn.Tanh(),
+            nn.MaxPool2d(2),
+            nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2, stride=1), nn.ReLU()),
+            nn.Flatten(),
+            nn.LazyLinear(4),
+        ),
     )
 
     @pytest.mark.parametrize("make", MODULES)
@@ -247,6 +262,23 @@ class TestConvolutions:
         assert_close(ours.outputs(thetas[0], x[0]), native.outputs(thetas[0], x[0]))
         found, expected = (torch.func.vmap(m.grad_nll)(thetas, Batch(x, y, weight)) for m in (ours, native))
         assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+    def test_of_equal_maxima_the_first_is_taken(self):
+        native = make_model(nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 4)))
+        ours = native._replace(net=native.net.fitted("matmul"))
+        x = (randn(5, 1, 8, 8, seed=1) > 0).double()  # few values, so that weights of +-1 often give the same
+        theta = native.net.init(1, "torch").double()
+        theta[:30] = theta[:30].sign()
+        batch = Batch(x, torch.arange(5) % 4, torch.ones(5, dtype=torch.float64))
+        assert_close(ours.grad_nll(theta, batch), native.grad_nll(theta, batch), rtol=1e-9, atol=1e-11)
+
+    def test_what_is_not_a_number_stays_so(self):
+        conv = nn.Conv2d(1, 2, 1)
+        ours = replace_convolutions(nn.Sequential(conv, nn.MaxPool2d(2)), "matmul")
+        for place in range(4):
+            x = torch.ones(1, 1, 4, 4)
+            x[0, 0, place // 2, place % 2] = torch.nan
+            assert ours(x).isnan().sum() == 2
 
     def test_the_network_as_it_was_is_left_alone(self):
         net = Net(vgg())

@@ -21,7 +21,7 @@ from pfedbayes.nets import Batch, Function, Model
 from pfedbayes.optim import in_pieces
 from pfedbayes.plan import Plan
 from pfedbayes.streams import normals, philox_normals
-from pfedbayes.trees import finite_rows, leaves, pick, rebuild, stack, tree_map
+from pfedbayes.trees import finite_rows, in_memory, leaves, pick, rebuild, stack, tree_map
 
 Step = tuple[tuple[Batch, ...], Tensor]  # the batches and the noise of a local step
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -300,7 +300,7 @@ class LocalTraining:
         """Standard normal noise from the names of the draws; a compiled step is given what torch has drawn before."""
         if isinstance(names, Tensor):
             drawn = names.is_floating_point()
-            return names if drawn else philox_normals(self._noise_shape, names, self._dtype)
+            return names if drawn else in_memory(philox_normals(self._noise_shape, names, self._dtype))
         if not self._noise_shape:
             return torch.empty(len(names), dtype=self._dtype, device=self._x.device)
         return normals(self._noise_shape, names.tolist(), self._dtype, self._x.device)

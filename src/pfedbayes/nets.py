@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pfedbayes.convolutions import Convolutions, replace_convolutions
 from pfedbayes.errors import UserError
 from pfedbayes.likelihoods import Likelihood
+from pfedbayes.trees import in_memory
 
 Init = Literal["torch", "kaiming", "normal"]
 Pixels = Literal["signed", "unit"]
@@ -115,13 +116,13 @@ class Net:
 
 
 class _LaidOut(torch.autograd.Function):
-    """A vector as it is, in memory: the compiler for GPUs would else draw a bias anew wherever it is added."""
+    """`in_memory`, with gradients: a bias would else be drawn anew wherever it is added."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(vector: Tensor) -> Tensor:
-        return vector.contiguous().as_strided(vector.shape, (1,))
+        return in_memory(vector)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
