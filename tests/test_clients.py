@@ -234,7 +234,9 @@ class TestConvolutions:
             nn.LazyLinear(4),
         ),
         lambda: nn.Sequential(nn.Conv2d(3, 4, (5, 3)), nn.Conv2d(4, 3, (4, 2)), nn.Flatten(), nn.LazyLinear(4)),
-        lambda: nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.Conv2d(4, 3, 2, stride=3), nn.Flatten(), nn.LazyLinear(4)),
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 4, 3, stride=2), nn.Conv2d(4, 3, 2, stride=3), nn.Flatten(), nn.LazyLinear(4)
+        ),
         # 30, 15 and 7 pixels, 5 and 2, and 1: with maxima of tiles that are even, odd, and not the convolution's.
         lambda: nn.Sequential(
             nn.Conv2d(3, 4, 3, bias=False),
@@ -264,7 +266,9 @@ class TestConvolutions:
         assert_close(found, expected, rtol=1e-9, atol=1e-11)
 
     def test_of_equal_maxima_the_first_is_taken(self):
-        native = make_model(nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 4)))
+        native = make_model(
+            nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 4))
+        )
         ours = native._replace(net=native.net.fitted("matmul"))
         x = (randn(5, 1, 8, 8, seed=1) > 0).double()  # few values, so that weights of +-1 often give the same
         theta = native.net.init(1, "torch").double()

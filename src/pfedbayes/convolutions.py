@@ -69,7 +69,7 @@ class _Patches(torch.autograd.Function):
         (height, width), (step_y, step_x) = ctx.patch_size, ctx.step
         down, across = -(-height // step_y), -(-width // step_x)
         grad = pad(grad, (0, 0, 0, across * step_x - width, 0, down * step_y - height))
-        parts = grad.unflatten(4, (across, step_x)).unflatten(3, (down, step_y))
+        parts = torch.unflatten(torch.unflatten(grad, 4, (across, step_x)), 3, (down, step_y))
         over = [
             pad(parts[:, :, :, i, :, j], (0, 0, 0, 0, 0, 0, j, across - 1 - j, i, down - 1 - i))
             for i in range(down)
@@ -169,8 +169,8 @@ class MatmulConv2d(nn.Conv2d):
         if tiles.shape[3] == 1:
             outputs = tiles.flatten(2, 4)
             outputs = outputs[:, : outputs.shape[1] // 2 * 2, : outputs.shape[2] // 2 * 2]
-            tiles = outputs.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).transpose(2, 3)
-        maxima, _ = _Maximum.apply(tiles.flatten(3, 4))  # type: ignore[no-untyped-call]
+            tiles = torch.unflatten(torch.unflatten(outputs, 2, (-1, 2)), 1, (-1, 2)).transpose(2, 3)
+        maxima: Tensor = _Maximum.apply(tiles.flatten(3, 4))[0]  # type: ignore[no-untyped-call]
         return maxima
 
 

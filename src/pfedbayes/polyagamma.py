@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -32,10 +33,9 @@ Link = Literal["mean", "reference"]
 # least that works.
 CHUNK = 2**21
 GPU_SHARE = 1 / 64
-# Conjugate gradients from so many examples on; matrices of fewer are factorised sooner. On a GPU an iteration is some
-# fourteen launches, which take as long for few examples as for many.
+# Conjugate gradients from so many examples on; matrices of fewer are factorised sooner.
 ITERATE_FROM = {"cpu": 50, "cuda": 1000}
-CHECK_EVERY = 5  # iterations it is asked whether they are enough: a GPU has to be waited for
+AT_A_TIME = 5  # iterations, before it is asked whether they are enough: a GPU has to be waited for
 BLOCK = 288  # matrices of at most so many rows are factorised whole, larger ones by halves
 ALIGNED = {"cpu": 1, "cuda": 64}  # what a number of examples is raised to a multiple of
 TERMS = 20  # of the sum that is a Pólya-Gamma variable
@@ -136,45 +136,101 @@ def gibbs(cov: Tensor, kappa: Tensor, draws: Draws) -> Tensor:
     root = cholesky(cov.double()).to(cov.dtype)
     first, *priors = (normal.to(cov.dtype) @ root.mT for normal in draws.prior)
     omega = pg(first, draws.uniform[0])
+    solver = _Solver(cov, first.shape[-2])
     for prior, noise, uniform in zip(priors, draws.noise, draws.uniform[1:], strict=True):
         scale = omega.sqrt()
         residual = kappa[..., None, :] / scale - scale * prior - noise
-        omega = pg(prior + (scale * _solve_once(cov, scale, residual)) @ cov, uniform)
+        omega = pg(prior + (scale * solver(scale, residual)) @ cov, uniform)
     return omega
 
 
-def _solve_once(cov: Tensor, scale: Tensor, vectors: Tensor) -> Tensor:
-    """B^-1 times one vector of every chain, (..., chains, n); scale = omega^1/2."""
-    n = cov.shape[-1]
-    if n >= ITERATE_FROM[cov.device.type]:
-        solved = _conjugate_gradients(cov, scale, vectors)
-        if solved is not None:
-            return solved
-    parts = _parts(scale, n**2)
-    return torch.cat([_solve(_whitener(cov, scale[..., part, :]), vectors[..., part, :]) for part in parts], dim=-2)
+class _Solver:
+    """B^-1 times one vector of every chain, for processes with these covariances (..., n, n)."""
+
+    def __init__(self, cov: Tensor, chains: int) -> None:
+        self._cov = cov
+        many = cov.shape[-1] >= ITERATE_FROM[cov.device.type]
+        self._iterated = ConjugateGradients(cov, chains) if many else None
+
+    def __call__(self, scale: Tensor, vectors: Tensor) -> Tensor:
+        """For vectors (..., chains, n) and scale = omega^1/2; the next call may overwrite what is returned."""
+        if self._iterated and self._iterated.solve(scale, vectors):
+            return self._iterated.solved
+        parts = _parts(scale, scale.shape[-1] ** 2)
+        solved = [_solve(_whitener(self._cov, scale[..., part, :]), vectors[..., part, :]) for part in parts]
+        return torch.cat(solved, dim=-2)
 
 
-def _conjugate_gradients(cov: Tensor, scale: Tensor, vectors: Tensor) -> Tensor | None:
-    """B^-1 times vectors (..., chains, n) to the rounding of their precision, or None if that takes over n iterations.
+class ConjugateGradients:
+    """B^-1 times vectors (..., chains, n) to the rounding of their precision.
 
-    Tens are usual, since few of B's eigenvalues are large. Without rounding n always do, but they cost more than to
-    factorise. A chain that is not finite stays so and is not waited for; one that is done goes on with the others, and
-    least divisors keep 0 / 0 out of it.
+    Tens of iterations are usual, since few of B's eigenvalues are large. A chain that is not finite stays so and is not
+    waited for; one that is done goes on with the others, and least divisors keep 0 / 0 out of it. All tensors are there
+    from the start, so that a GPU can record iterations once and replay them: each is some fourteen launches.
     """
-    numbers = torch.finfo(vectors.dtype)
-    solved, residual, direction = torch.zeros_like(vectors), vectors.clone(), vectors
-    squared = residual.square().sum(-1, keepdim=True)
-    goal = (8 * numbers.eps) ** 2 * squared
-    for iteration in range(1, cov.shape[-1] + 1):
-        product = torch.addcmul(direction, scale, (scale * direction) @ cov)
-        step = squared / (direction * product).sum(-1, keepdim=True).clamp_min(numbers.tiny)
-        solved.addcmul_(step, direction)
-        residual.addcmul_(step, product, value=-1)
-        before, squared = squared, residual.square().sum(-1, keepdim=True)
-        if iteration % CHECK_EVERY == 0 and not (squared > goal).any():  # false for what is not a number
-            return solved
-        direction = torch.addcmul(residual, squared / before.clamp_min(numbers.tiny), direction)
-    return None
+
+    def __init__(self, cov: Tensor, chains: int) -> None:
+        self._cov, self._tiny = cov, torch.finfo(cov.dtype).tiny
+        vectors = cov.new_zeros(*cov.shape[:-2], chains, cov.shape[-1])
+        numbers = vectors[..., :1].clone()
+        self.solved, self._residual, self._direction, self._scale, self._image, self._scratch = (
+            torch.zeros_like(vectors) for _ in range(6)
+        )
+        self._squared, self._before, self._factor = (torch.zeros_like(numbers) for _ in range(3))
+        self._some = _recorded(self._iterate, cov.device)
+
+    def solve(self, scale: Tensor, vectors: Tensor) -> bool:
+        """Whether `solved` has come to be the solution before n iterations. Without rounding so many always do, but
+        they cost more than to factorise."""
+        self.solved.zero_()
+        for tensor, value in ((self._residual, vectors), (self._direction, vectors), (self._scale, scale)):
+            tensor.copy_(value)
+        self._sum_of_squares()
+        goal = (8 * torch.finfo(vectors.dtype).eps) ** 2 * self._squared
+        for _ in range(-(-vectors.shape[-1] // AT_A_TIME)):
+            self._some()
+            if not (self._squared > goal).any():  # false for what is not a number
+                return True
+        return False
+
+    def _iterate(self) -> None:
+        for _ in range(AT_A_TIME):
+            torch.mul(self._scale, self._direction, out=self._scratch)
+            torch.matmul(self._scratch, self._cov, out=self._image)
+            self._image.mul_(self._scale).add_(self._direction)
+            torch.mul(self._direction, self._image, out=self._scratch)
+            torch.sum(self._scratch, -1, keepdim=True, out=self._factor)
+            torch.div(self._squared, self._factor.clamp_min_(self._tiny), out=self._factor)
+            self.solved.addcmul_(self._factor, self._direction)
+            self._residual.addcmul_(self._factor, self._image, value=-1)
+            self._before.copy_(self._squared)
+            self._sum_of_squares()
+            torch.div(self._squared, self._before.clamp_min_(self._tiny), out=self._factor)
+            self._direction.mul_(self._factor).add_(self._residual)
+
+    def _sum_of_squares(self) -> None:
+        torch.mul(self._residual, self._residual, out=self._scratch)
+        torch.sum(self._scratch, -1, keepdim=True, out=self._squared)
+
+
+def _recorded(function: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """On a GPU the launches of the function, as one; it works on the same tensors whenever it is called."""
+    if device.type != "cuda":
+        return function
+    graph, aside = torch.cuda.CUDAGraph(), _stream_for_recording()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        function()  # libraries set themselves up, which cannot be recorded
+        graph.capture_begin(capture_error_mode="thread_local")
+        function()
+        graph.capture_end()
+    torch.cuda.current_stream().wait_stream(aside)
+    return graph.replay
+
+
+@cache
+def _stream_for_recording() -> torch.cuda.Stream:
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 
 def _whitener(cov: Tensor, scale: Tensor) -> Tensor:
@@ -186,7 +242,8 @@ def _whitener(cov: Tensor, scale: Tensor) -> Tensor:
 
 def _solve(whitener: Tensor, vectors: Tensor) -> Tensor:
     """B^-1 times vectors (..., n)."""
-    return (whitener.mT @ (whitener @ vectors[..., None]))[..., 0]
+    solved: Tensor = (whitener.mT @ (whitener @ vectors[..., None]))[..., 0]
+    return solved
 
 
 def inverse_factor(matrix: Tensor) -> Tensor:
@@ -194,7 +251,8 @@ def inverse_factor(matrix: Tensor) -> Tensor:
     n = matrix.shape[-1]
     if n <= BLOCK:
         identity = torch.eye(n, dtype=matrix.dtype, device=matrix.device).expand(matrix.shape)
-        return torch.linalg.solve_triangular(cholesky(matrix), identity, upper=False)
+        inverse: Tensor = torch.linalg.solve_triangular(cholesky(matrix), identity, upper=False)
+        return inverse
     half = n // 2
     first = inverse_factor(matrix[..., :half, :half])
     below = product(matrix[..., half:, :half], first.mT)
@@ -224,7 +282,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 def _head(values: Tensor) -> Tensor:
     """Single precision cut to 11 bits, of which 10 are stored."""
-    return (values.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+    return (values.view(torch.int32) & ~0x1FFF).view(torch.float32)
 
 
 @contextmanager
@@ -289,12 +347,13 @@ class _Moments(torch.autograd.Function):
         grad_mean, grad_variance = grads
         with rounded(alpha):
             grad_cross = grad_mean.mT @ alpha
-            grad_cov = -(grad_mean[..., None, :] @ solved)[..., 0, :].mT @ alpha
+            grad_cov = alpha.new_zeros(*alpha.shape[:-2], *alpha.shape[-1:] * 2)
             for part in ctx.parts:
                 some = solved[..., part, :, :]
                 weighted = some * grad_variance[..., part, :, None]
-                grad_cov += weighted.flatten(-3, -2).mT @ some.flatten(-3, -2)
                 grad_cross -= 2 * weighted.sum(-3)
+                weighted -= grad_mean[..., part, :, None] * alpha[..., part, None, :]
+                grad_cov += some.flatten(-3, -2).mT @ weighted.flatten(-3, -2)
         return grad_cov, grad_cross, None, None, None
 
 
