@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,6 +81,7 @@ class Compiled:
 
     def _compile(self, arguments: Any, flat: list[Tensor]) -> tuple[Callable[..., list[Tensor]], Any]:
         # Here, since a node of a federation starts often.
+        from torch._inductor import compile as compile_graph  # noqa: PLC0415
         from torch._inductor import config as inductor  # noqa: PLC0415
         from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415
 
@@ -97,18 +98,62 @@ class Compiled:
             result = tree_map(lambda _: torch.empty(0), result)  # the shape of the tree is all that is kept
             return traced_leaves
 
-        examples = [leaf.clone() for leaf in flat]  # a program may write to its arguments
+        examples: list[Any] = [leaf.clone() for leaf in flat]  # a program may write to its arguments
         with in_pieces():
             traced = make_fx(of_leaves)(*examples)
-        program = torch.compile(traced, fullgraph=True, dynamic=False)
         try:
             with warnings.catch_warnings(action="ignore"):  # of torch, about itself
-                program(*examples)  # compiles
+                if flat[0].device.type == "cpu":  # torch.compile looks at the arguments of every call, for long
+                    _by_layers(traced.graph)
+                    traced.recompile()
+                    program = compile_graph(traced, examples)
+                else:
+                    program = torch.compile(traced, fullgraph=True, dynamic=False)
+                program(*examples)  # compiles, if that is yet to be done
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             raise CannotCompile(str(error).strip().partition("\n")[0]) from error
         return program, result
+
+
+def _by_layers(graph: torch.fx.Graph) -> None:
+    """Arithmetic with the gradient of a network, which is one vector, is done before it is put together.
+
+    What was f(cat(layers), vector) becomes cat(f(layer, its part of the vector)): else the compiler would write the
+    gradients of the layers to memory twice.
+    """
+    aten = torch.ops.aten
+    arithmetic = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor}
+    for node in list(graph.nodes):
+        vectors = [each for each in node.all_input_nodes if each.target is aten.cat.default and len(each.users) == 1]
+        if node.target not in arithmetic or len(vectors) != 1:
+            continue
+        (vector,) = vectors
+        layers, axis = (*vector.args, 0)[:2]
+        shape = vector.meta["val"].shape
+        if axis % len(shape) != len(shape) - 1 or node.meta["val"].shape != shape:
+            continue
+        ends = list(accumulate(layer.meta["val"].shape[-1] for layer in layers))
+        results = []
+        with graph.inserting_before(node):
+            for layer, start, end in zip(layers, [0, *ends[:-1]], ends, strict=True):
+                own = [layer if each is vector else _cut(each, start, end, shape[-1]) for each in node.args]
+                results.append(graph.call_function(node.target, tuple(own), node.kwargs))
+                results[-1].meta["val"] = layer.meta["val"]
+            whole = graph.call_function(aten.cat.default, (results, axis))
+        whole.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(whole)
+        graph.erase_node(node)
+        graph.erase_node(vector)
+
+
+def _cut(argument: Any, start: int, end: int, size: int) -> Any:
+    """This part of an argument whose last axis has so many entries; others as they are."""
+    if not isinstance(argument, torch.fx.Node) or argument.meta["val"].shape[-1:] != (size,):
+        return argument
+    axis = argument.meta["val"].dim() - 1
+    return argument.graph.call_function(torch.ops.aten.slice.Tensor, (argument, axis, start, end))
 
 
 def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
