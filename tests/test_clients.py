@@ -1,5 +1,6 @@
 """Compiled steps, replayed rounds, other noise and other convolutions: the same results, to rounding."""
 
+import copy
 import dataclasses
 import time
 from functools import partial
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.testing import assert_close
@@ -27,6 +29,7 @@ from federations import (
 from pfedbayes.clients import Compiled, InParts, LocalTraining, Views, _by_layers
 from pfedbayes.convolutions import replace_convolutions
 from pfedbayes.errors import Diverged, UserError
+from pfedbayes.layers import describe
 from pfedbayes.methods import METHODS, FedAvg, PFedBayes
 from pfedbayes.nets import Batch, Net, mlp, vgg
 from pfedbayes.plan import Plan, choose_plan, has_compiler
@@ -88,12 +91,14 @@ class TestCompiled:
     def test_a_resumed_run_has_the_same_bits(self):
         assert resumes(COMPILED)
 
-    def test_a_tensor_given_twice_is_two_arguments(self):
+    @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+    def test_a_tensor_given_twice_is_two_arguments(self, device):
         minus = Compiled(lambda a, b: a - b)
-        x, y = randn(4), randn(4, seed=1)
+        x, y = randn(4).to(device), randn(4, seed=1).to(device)
+        before = counters["stats"]["unique_graphs"]
         assert_close(minus(x, x), torch.zeros_like(x))
         assert_close(minus(x, y), x - y)
-        assert len(minus._programs) == 1  # and one program does both
+        assert counters["stats"]["unique_graphs"] == before + (device == "cuda")  # and one program does both
 
     def test_every_set_of_shapes_has_its_own_program(self):
         double = Compiled(lambda pair: (2 * pair[0], pair[1] + pair[0].sum()))
@@ -131,7 +136,9 @@ class TestByLayers:
             lambda a, b: (
                 torch.cat([a, b], dim=1).square() * (joined := torch.cat([a, b], dim=1)) + joined
             ),  # used twice
-            lambda a, b: torch.cat([a, b], dim=1)[None] + a.sum().expand(2, 3, 8),  # of another shape
+            lambda a, b: torch.cat([a, b], dim=1) + a.sum().expand(2, 3, 8),  # of another shape
+            lambda a, b: torch.cat([a, b.float()], dim=1) * 2,  # of another type
+            lambda a, b: torch.cat([a, b], dim=1).float() * torch.cat([a, b.float()], dim=1)[:1],  # both
             lambda a, b: torch.cat([a, b], dim=1).exp(),  # no arithmetic
         ],
     )
@@ -147,6 +154,15 @@ class TestByLayers:
 
         a, b = randn(3, 4), randn(3, 4, seed=1)
         self.traced(function, a, b, randn(8, seed=2))
+
+    def test_layers_that_are_written_to_afterwards(self):
+        def function(a, b):
+            a = a + 0
+            vector = torch.cat([a, b], dim=1)
+            a.zero_()
+            return vector * 2
+
+        self.traced(function, randn(3, 4), randn(3, 4, seed=1))
 
 
 def test_where_compiling_fails_the_run_goes_on_without_it(monkeypatch):
@@ -321,6 +337,44 @@ class TestConvolutions:
         theta[:30] = theta[:30].sign()
         batch = Batch(x, torch.arange(5) % 4, torch.ones(5, dtype=torch.float64))
         assert_close(ours.grad_nll(theta, batch), native.grad_nll(theta, batch), rtol=1e-9, atol=1e-11)
+
+    def test_layers_may_be_used_more_than_once_and_in_part(self):
+        class Skips(nn.Module):
+            def __init__(self):
+                super().__init__()
+                conv = nn.Conv2d(3, 3, 3, padding=1)
+                self.row = nn.Sequential(conv, nn.ReLU(), nn.MaxPool2d(2), conv, nn.Tanh())
+                self.last = nn.Linear(3, 4)
+
+            def forward(self, x):
+                h = self.row[:2](x)
+                return self.last(h.mean((2, 3)) + self.row[2](h).mean((2, 3)) + self.row(x).mean((2, 3)))
+
+        native = make_model(Skips())
+        ours = native._replace(net=native.net.fitted("matmul"))
+        batch = Batch(randn(5, 3, 8, 8), torch.arange(5) % 4, torch.ones(5, dtype=torch.float64))
+        theta = native.net.init(1, "torch").double()
+        assert_close(ours.grad_nll(theta, batch), native.grad_nll(theta, batch), rtol=1e-9, atol=1e-11)
+
+    def test_whoever_looks_at_a_layer_sees_what_it_gives(self):
+        seen = []
+        layers = nn.Sequential(nn.Conv2d(3, 2, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+        layers[0].register_forward_hook(lambda *arguments: seen.append(arguments[-1].shape))
+        x = randn(2, 3, 4, 4, dtype=torch.float32)
+        expected = layers(x)
+        assert_close(replace_convolutions(layers, "matmul")(x), expected)
+        assert seen == [(2, 2, 4, 4)] * 2
+
+    def test_the_module_that_is_given_out_is_the_one_that_came_in(self):
+        net = Net(vgg())
+        theta = net.init(1, "torch")
+        assert describe(net.fitted("matmul").module(theta)) == describe(net.module(theta)) is not None
+
+    def test_what_is_too_small_for_maxima_is_refused(self):
+        layers = nn.Sequential(nn.Conv2d(1, 1, 3), nn.MaxPool2d(2))
+        for module in (layers, replace_convolutions(copy.deepcopy(layers), "matmul")):
+            with pytest.raises(RuntimeError):
+                module(torch.ones(1, 1, 3, 3))
 
     def test_what_is_not_a_number_stays_so(self):
         conv = nn.Conv2d(1, 2, 1)

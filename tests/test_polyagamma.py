@@ -1,4 +1,6 @@
+import gc
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -360,6 +362,16 @@ class TestConjugateGradients:
             scale, vectors = self.system(cov, largest=largest)
             assert gradients.solve(scale, vectors)
             assert_close(gradients.solved, self.dense(cov, scale, vectors), rtol=1e-9, atol=1e-9)
+
+    def test_it_is_gone_when_nobody_needs_it(self):
+        gradients = ConjugateGradients(covariance(20)[0], 4)
+        alive = weakref.ref(gradients)
+        gc.disable()
+        try:
+            del gradients
+            assert alive() is None
+        finally:
+            gc.enable()
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
     def test_a_gpu_replays_them(self):

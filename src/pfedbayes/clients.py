@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -72,7 +72,8 @@ class Compiled:
         return bool(self._programs)
 
     def __call__(self, *arguments: Any) -> Any:
-        flat = _distinct(leaf.contiguous() for leaf in leaves(arguments))
+        flat = [leaf.contiguous() for leaf in leaves(arguments)]
+        flat = flat if _on_cpu(flat) else _distinct(flat)
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in flat)
         if shapes not in self._programs:
             self._programs[shapes] = self._compile(arguments, flat)
@@ -103,7 +104,7 @@ class Compiled:
             traced = make_fx(of_leaves)(*examples)
         try:
             with warnings.catch_warnings(action="ignore"):  # of torch, about itself
-                if flat[0].device.type == "cpu":  # torch.compile looks at the arguments of every call, for long
+                if _on_cpu(flat):  # torch.compile looks at the arguments of every call, for long
                     _by_layers(traced.graph)
                     traced.recompile()
                     program = compile_graph(traced, examples)
@@ -125,14 +126,20 @@ def _by_layers(graph: torch.fx.Graph) -> None:
     """
     aten = torch.ops.aten
     arithmetic = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor}
+    joined: set[torch.fx.Node] = set()  # vectors whose layers have not been written to since
     for node in list(graph.nodes):
-        vectors = [each for each in node.all_input_nodes if each.target is aten.cat.default and len(each.users) == 1]
+        if node.op == "call_function" and getattr(node.target, "_schema", None) and node.target._schema.is_mutable:
+            joined.clear()
+        if node.target is aten.cat.default and len({each.meta["val"].dtype for each in node.all_input_nodes}) == 1:
+            joined.add(node)
+        vectors = [each for each in node.all_input_nodes if each in joined and len(each.users) == 1]
         if node.target not in arithmetic or len(vectors) != 1:
             continue
         (vector,) = vectors
         layers, axis = (*vector.args, 0)[:2]
         shape = vector.meta["val"].shape
-        if axis % len(shape) != len(shape) - 1 or node.meta["val"].shape != shape:
+        same = node.meta["val"].shape == shape and node.meta["val"].dtype == vector.meta["val"].dtype
+        if axis % len(shape) != len(shape) - 1 or not same:
             continue
         ends = list(accumulate(layer.meta["val"].shape[-1] for layer in layers))
         results = []
@@ -143,6 +150,7 @@ def _by_layers(graph: torch.fx.Graph) -> None:
                 results[-1].meta["val"] = layer.meta["val"]
             whole = graph.call_function(aten.cat.default, (results, axis))
         whole.meta["val"] = node.meta["val"]
+        joined.add(whole)
         node.replace_all_uses_with(whole)
         graph.erase_node(node)
         graph.erase_node(vector)
@@ -156,8 +164,12 @@ def _cut(argument: Any, start: int, end: int, size: int) -> Any:
     return argument.graph.call_function(torch.ops.aten.slice.Tensor, (argument, axis, start, end))
 
 
+def _on_cpu(tensors: Sequence[Tensor]) -> bool:
+    return all(tensor.device.type == "cpu" for tensor in tensors)
+
+
 def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The tensors, with copies of those that were there before: for one given twice torch would compile anew."""
+    """The tensors, with copies of those that were there before: for one given twice torch.compile would do so anew."""
     distinct: dict[int, Tensor] = {}
     for tensor in tensors:
         own = tensor.clone() if id(tensor) in distinct else tensor
@@ -166,7 +178,7 @@ def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 class CannotCompile(Exception):
-    """torch.compile has failed; the first line of its reason."""
+    """Torch's compiler has failed; the first line of its reason."""
 
 
 @contextmanager

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from torch.nn.functional import pad
 from pfedbayes.trees import in_memory
 
 Convolutions = Literal["native", "matmul"]
+Layer = TypeVar("Layer", bound=nn.Module)
 
 
 def replace_convolutions(module: nn.Module, kind: Convolutions) -> nn.Module:
@@ -20,32 +20,45 @@ def replace_convolutions(module: nn.Module, kind: Convolutions) -> nn.Module:
     if kind == "native":
         return module
     for part in module.modules():
-        if type(part) is nn.Conv2d and part.groups == 1 and part.padding_mode == "zeros" and part.dilation == (1, 1):
+        if type(part) is nn.Sequential:
+            part.__class__ = PoolingEarly
+        elif type(part) is nn.Conv2d and part.groups == 1 and part.padding_mode == "zeros" and part.dilation == (1, 1):
             part.__class__ = MatmulConv2d
         elif type(part) is nn.GroupNorm:
             part.__class__ = PlainGroupNorm
-    for part in module.modules():
-        if type(part) is nn.Sequential:
-            _pool_early(part)
     return module
 
 
-def _pool_early(layers: nn.Sequential) -> None:
-    """Maxima are taken before ReLUs, which gives the same and leaves these a quarter of the work; and where they are
-    those of a convolution, it takes them itself."""
-    for k, (first, second) in enumerate(pairwise(layers)):
-        if type(first) is nn.ReLU and type(second) is nn.MaxPool2d and not second.return_indices:
-            layers[k], layers[k + 1] = second, first
-    for k, (first, second) in enumerate(pairwise(layers)):
-        if type(first) is MatmulConv2d and type(second) is nn.MaxPool2d and _halves(second):
-            first.pools = True
-            layers[k + 1] = nn.Identity()
+class PoolingEarly(nn.Sequential):
+    """Layers in a row. Maxima are taken before ReLUs, which gives the same and leaves these a quarter of the work; and
+    where they are those of a convolution, it takes them itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers = list(self)
+        while layers:
+            first = layers.pop(0)
+            after = 1 if layers and _is(layers[0], nn.ReLU) else 0
+            if _is(first, MatmulConv2d) and layers[after:] and _halves(layers[after]):
+                x = first.pooled(x)
+                del layers[after]
+            elif _is(first, nn.ReLU) and layers and _is(layers[0], nn.MaxPool2d) and not layers[0].return_indices:
+                x = first(layers.pop(0)(x))
+            else:
+                x = first(x)
+        return x
 
 
-def _halves(pool: nn.MaxPool2d) -> bool:
+def _is(layer: nn.Module, kind: type[Layer]) -> TypeGuard[Layer]:
+    """Whether a layer is just that, and nobody looks at what comes in or out."""
+    return type(layer) is kind and not (layer._forward_hooks or layer._forward_pre_hooks)
+
+
+def _halves(layer: nn.Module) -> bool:
     """Whether it takes the maxima of tiles of 2 x 2."""
-    plain = not (pool.padding or pool.ceil_mode or pool.return_indices) and pool.dilation == 1
-    return plain and pool.kernel_size in (2, (2, 2)) and pool.stride in (2, (2, 2))
+    if not _is(layer, nn.MaxPool2d):
+        return False
+    plain = not (layer.padding or layer.ceil_mode or layer.return_indices) and layer.dilation == 1
+    return plain and layer.kernel_size in (2, (2, 2)) and layer.stride in (2, (2, 2))
 
 
 class _Patches(torch.autograd.Function):
@@ -137,13 +150,34 @@ class MatmulConv2d(nn.Conv2d):
 
     Mapped over clients it is a batch of products, where a native convolution has to become a grouped one. Where there
     are many patches, one serves a tile of 2 x 2 outputs: with a kernel of 3 x 3 it has 16 pixels, where four patches
-    have 36. More is multiplied, with zeros, but less is moved, and that is what takes the time. For the same reason it
-    takes the maxima of tiles itself, if they are what is wanted: those of a product lie side by side.
+    have 36. More is multiplied, with zeros, but less is moved, and that is what takes the time.
     """
 
-    pools = False
-
     def forward(self, x: Tensor) -> Tensor:
+        return self._with_bias(self._tiles(x).transpose(2, 3).flatten(3, 4).flatten(1, 2))
+
+    def pooled(self, x: Tensor) -> Tensor:
+        """The maxima of 2 x 2 outputs each, as torch's pooling takes them, which leaves out a last odd one. Those of a
+        tile lie side by side in the product, so that less is moved than if the outputs were put in order first."""
+        tiles = self._tiles(x)
+        if tiles.shape[3] == 1:
+            outputs = tiles.flatten(2, 4)
+            rows, columns = (size // 2 for size in outputs.shape[1:3])
+            if not rows or not columns:
+                raise RuntimeError(f"there are no 2 x 2 outputs of an image in {tuple(outputs.shape[1:3])} to pool")
+            outputs = outputs[:, : 2 * rows, : 2 * columns]
+            tiles = torch.unflatten(torch.unflatten(outputs, 2, (-1, 2)), 1, (-1, 2)).transpose(2, 3)
+        maxima: Tensor = _Maximum.apply(tiles.flatten(3, 4))[0]  # type: ignore[no-untyped-call]
+        return self._with_bias(maxima)
+
+    def _with_bias(self, outputs: Tensor) -> Tensor:
+        """With channels first, from outputs (n, rows, columns, C)."""
+        if self.bias is not None:
+            outputs = outputs + self.bias
+        return outputs.permute(0, 3, 1, 2)
+
+    def _tiles(self, x: Tensor) -> Tensor:
+        """Outputs without bias in tiles of 2 x 2 or 1 x 1: (n, rows, columns, tile, tile, C)."""
         (height, width), (step_y, step_x) = self.kernel_size, self.stride
         x = pad(x.permute(0, 2, 3, 1), (0, 0, *self._reversed_padding_repeated_twice))
         weight = self.weight.permute(2, 3, 1, 0)
@@ -158,20 +192,7 @@ class MatmulConv2d(nn.Conv2d):
         patches = _Patches.apply(x, (height, width), (step_y, step_x))  # type: ignore[no-untyped-call]
         weight = weight.reshape(height * width * self.in_channels, -1)
         products: Tensor = _Product.apply(patches.flatten(0, 2).flatten(1), weight)  # type: ignore[no-untyped-call]
-        tiles = products.view(*patches.shape[:3], tile, tile, self.out_channels)
-        outputs = self._maxima(tiles) if self.pools else tiles.transpose(2, 3).flatten(3, 4).flatten(1, 2)
-        if self.bias is not None:
-            outputs = outputs + self.bias
-        return outputs.permute(0, 3, 1, 2)
-
-    def _maxima(self, tiles: Tensor) -> Tensor:
-        """Of 2 x 2 outputs each, from tiles of as many or of one; as in torch's pooling a last odd one is left out."""
-        if tiles.shape[3] == 1:
-            outputs = tiles.flatten(2, 4)
-            outputs = outputs[:, : outputs.shape[1] // 2 * 2, : outputs.shape[2] // 2 * 2]
-            tiles = torch.unflatten(torch.unflatten(outputs, 2, (-1, 2)), 1, (-1, 2)).transpose(2, 3)
-        maxima: Tensor = _Maximum.apply(tiles.flatten(3, 4))[0]  # type: ignore[no-untyped-call]
-        return maxima
+        return products.view(*patches.shape[:3], tile, tile, self.out_channels)
 
 
 class PlainGroupNorm(nn.GroupNorm):

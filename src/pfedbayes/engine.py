@@ -474,7 +474,7 @@ class Federation(Prediction):
             whole: Trained = concat(parts)
             return whole
         except CannotCompile as reason:
-            warnings.warn(f"torch.compile fails here, so the run goes on without it ({reason})", stacklevel=2)
+            warnings.warn(f"torch's compiler fails here, so the run goes on without it ({reason})", stacklevel=2)
             self.plan = replace(self.plan, compile=False)
         except torch.OutOfMemoryError:
             if chunk == 1:

@@ -39,7 +39,7 @@ class Net:
         parameters = dict(module.named_parameters())
         if not parameters:
             raise UserError("the module has no parameters to learn: give a module with at least one layer")
-        self._module = copy.deepcopy(module).cpu().eval().requires_grad_(False)
+        self._plain = self._module = copy.deepcopy(module).cpu().eval().requires_grad_(False)
         self._names = list(parameters)
         self._ties = len(list(module.named_parameters(remove_duplicate=False))) > len(parameters)
         self.shapes = tuple(parameter.shape for parameter in parameters.values())
@@ -51,8 +51,8 @@ class Net:
         self.convolutional = any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
 
     def module(self, theta: Tensor) -> nn.Module:
-        """The module with parameters theta (T,), apart from this one."""
-        module = copy.deepcopy(self._module).to(theta.dtype)
+        """The module as it was given, with parameters theta (T,), apart from this one."""
+        module = copy.deepcopy(self._plain).to(theta.dtype)
         parts = torch.split_with_sizes(theta.cpu(), self._sizes)
         for parameter, part in zip(module.parameters(), parts, strict=True):
             parameter.copy_(part.view(parameter.shape))

@@ -9,11 +9,12 @@ B = I + Omega^1/2 K Omega^1/2, whose eigenvalues are at least 1, so that single 
 
 Chains are a leading axis and share K. Further axes before that, "...", are those of independent processes with equally
 many examples. Where a chain has one vector to solve for, conjugate gradients do it for all chains with products by K,
-and no chain has a matrix of its own; where it has many, all matrices of a chunk are factorised in one call.
+and no chain has a matrix of its own; where it has many, the matrices of a chunk are factorised together.
 """
 
 from __future__ import annotations
 
+import gc
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -177,7 +178,7 @@ class ConjugateGradients:
             torch.zeros_like(vectors) for _ in range(6)
         )
         self._squared, self._before, self._factor = (torch.zeros_like(numbers) for _ in range(3))
-        self._some = _recorded(self._iterate, cov.device)
+        self._replay = _recorded(self._iterate) if cov.device.type == "cuda" else None
 
     def solve(self, scale: Tensor, vectors: Tensor) -> bool:
         """Whether `solved` has come to be the solution before n iterations. Without rounding so many always do, but
@@ -188,7 +189,7 @@ class ConjugateGradients:
         self._sum_of_squares()
         goal = (8 * torch.finfo(vectors.dtype).eps) ** 2 * self._squared
         for _ in range(-(-vectors.shape[-1] // AT_A_TIME)):
-            self._some()
+            (self._replay or self._iterate)()
             if not (self._squared > goal).any():  # false for what is not a number
                 return True
         return False
@@ -213,17 +214,21 @@ class ConjugateGradients:
         torch.sum(self._scratch, -1, keepdim=True, out=self._squared)
 
 
-def _recorded(function: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """On a GPU the launches of the function, as one; it works on the same tensors whenever it is called."""
-    if device.type != "cuda":
-        return function
+def _recorded(function: Callable[[], None]) -> Callable[[], None]:
+    """The launches of the function on a GPU, as one; it works on the same tensors whenever it is called."""
     graph, aside = torch.cuda.CUDAGraph(), _stream_for_recording()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
         function()  # libraries set themselves up, which cannot be recorded
+        was_on = gc.isenabled()
+        gc.disable()  # a recording that is thrown away while another is being made would spoil it
         graph.capture_begin(capture_error_mode="thread_local")
-        function()
-        graph.capture_end()
+        try:
+            function()
+        finally:
+            graph.capture_end()
+            if was_on:
+                gc.enable()
     torch.cuda.current_stream().wait_stream(aside)
     return graph.replay
 
@@ -273,7 +278,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     if a.device.type != "cuda" or a.dtype != torch.float32:
         return a @ b
     batch = a.shape[:-2]
-    a, b = (values.reshape(-1, *values.shape[-2:]) for values in (a, b))
+    a, b = (values.reshape(math.prod(batch), *values.shape[-2:]) for values in (a, b))
     a_head, b_head = _head(a), _head(b)
     with rounded(a):
         small = torch.bmm(a_head, b - b_head).baddbmm_(a - a_head, b_head)
