@@ -26,13 +26,14 @@ from federations import (
     same_bits,
     trained,
 )
-from pfedbayes.clients import Compiled, InParts, LocalTraining, Views, _by_layers
+from pfedbayes.clients import LocalTraining, Views
 from pfedbayes.convolutions import replace_convolutions
 from pfedbayes.errors import Diverged, UserError
 from pfedbayes.layers import describe
 from pfedbayes.methods import METHODS, FedAvg, PFedBayes
 from pfedbayes.nets import Batch, Net, mlp, vgg
 from pfedbayes.plan import Plan, choose_plan, has_compiler
+from pfedbayes.programs import Compiled, InParts, _by_layers
 
 COMPILED = dataclasses.replace(EXACT, compile=True)
 PHILOX = dataclasses.replace(EXACT, noise="philox")
@@ -399,8 +400,8 @@ class TestConvolutions:
 
     def test_parts_are_filled_up_and_put_together(self, monkeypatch):
         sizes = []
-        monkeypatch.setattr("pfedbayes.clients.Replayed", lambda program: program)
-        monkeypatch.setattr("pfedbayes.clients.Compiled", lambda network: network)
+        monkeypatch.setattr("pfedbayes.programs.Replayed", lambda program: program)
+        monkeypatch.setattr("pfedbayes.programs.Compiled", lambda network: network)
         parts = InParts(lambda theta, x: [sizes.append(len(x)), theta * x][1], rows=3)
         x = randn(8, 2)
         assert torch.equal(parts(torch.tensor(2.0, dtype=x.dtype), x), 2 * x)

@@ -21,7 +21,7 @@ LAYERS: list[list[set[str]]] = [
     ],
     [{"convolutions", "layers", "nets", "reparametrisation"}],
     [{"methods"}, {"data"}],
-    [{"clients", "engine", "personalisation", "plan", "population", "prediction"}],
+    [{"clients", "engine", "personalisation", "plan", "population", "prediction", "programs"}],
     [
         {"answering", "calibration", "certificate", "config", "experiment", "execution", "modules", "runs", "stopping"}
         | {"theorem", "uncertainty"}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from pfedbayes.trees import in_memory
+from pfedbayes.memory import in_memory
 
 Convolutions = Literal["native", "matmul"]
 Layer = TypeVar("Layer", bound=nn.Module)

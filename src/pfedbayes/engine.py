@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedbayes.clients import CannotCompile, InParts, LocalTraining, Trained, Views, Work
+from pfedbayes.clients import LocalTraining, Trained, Views, Work
 from pfedbayes.data import Shards, positions_of_many
 from pfedbayes.errors import Diverged, UserError
 from pfedbayes.methods.base import Method, Shard, State
@@ -24,6 +24,7 @@ from pfedbayes.optim import Adam, Momentum, adam, adam_init, momentum, momentum_
 from pfedbayes.plan import Dtype, Over, Plan, choose_plan, is_long
 from pfedbayes.population import HOST, InFile, InMemory, Population, choose_resting
 from pfedbayes.prediction import Prediction
+from pfedbayes.programs import CannotCompile, InParts
 from pfedbayes.streams import Purpose, choose, key, keys
 from pfedbayes.tensor_files import Rows, rows_at_once
 from pfedbayes.trees import concat, fill, leaves, named_leaves, pick, stack, tree_map

@@ -1,12 +1,16 @@
-"""How much memory there is, and who keeps it."""
+"""How much memory there is, who keeps it, and what is kept in it."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+from torch import Tensor
 
 # Of mallopt, from glibc's malloc.h.
 TRIM_THRESHOLD, MMAP_MAX = -1, -4
@@ -35,3 +39,21 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(MMAP_MAX, 0)
         mallopt(TRIM_THRESHOLD, MOST_KEPT)
+
+
+@contextlib.contextmanager
+def without_collecting() -> Iterator[None]:
+    """No garbage is collected: a recording for a GPU that is thrown away while another is being made would spoil it."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def in_memory(values: Tensor) -> Tensor:
+    """The values as they are: the compiler for GPUs would else compute them anew wherever they are used."""
+    values = values.contiguous()
+    return values.as_strided(values.shape, values.stride())

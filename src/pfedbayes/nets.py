@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pfedbayes.convolutions import Convolutions, replace_convolutions
 from pfedbayes.errors import UserError
 from pfedbayes.likelihoods import Likelihood
-from pfedbayes.trees import in_memory
+from pfedbayes.memory import in_memory
 
 Init = Literal["torch", "kaiming", "normal"]
 Pixels = Literal["signed", "unit"]

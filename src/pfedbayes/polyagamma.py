@@ -14,7 +14,6 @@ and no chain has a matrix of its own; where it has many, the matrices of a chunk
 
 from __future__ import annotations
 
-import gc
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,6 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from pfedbayes.memory import without_collecting
 
 Link = Literal["mean", "reference"]
 
@@ -220,15 +221,12 @@ def _recorded(function: Callable[[], None]) -> Callable[[], None]:
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
         function()  # libraries set themselves up, which cannot be recorded
-        was_on = gc.isenabled()
-        gc.disable()  # a recording that is thrown away while another is being made would spoil it
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            function()
-        finally:
-            graph.capture_end()
-            if was_on:
-                gc.enable()
+        with without_collecting():
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                function()
+            finally:
+                graph.capture_end()
     torch.cuda.current_stream().wait_stream(aside)
     return graph.replay
 
@@ -273,7 +271,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     """a @ b for matrices (..., m, k) and (..., k, n); on a GPU in single precision by its units for TF32.
 
     Those round what they multiply to 11 bits. So both matrices are parted into what has 11 bits and the rest, and the
-    parts are multiplied: three products are as exact as one in single precision and take half its time.
+    parts are multiplied: three products are as exact as one in single precision and take less time.
     """
     if a.device.type != "cuda" or a.dtype != torch.float32:
         return a @ b
@@ -292,7 +290,7 @@ def _head(values: Tensor) -> Tensor:
 
 @contextmanager
 def rounded(values: Tensor) -> Iterator[None]:
-    """Here a GPU rounds what it multiplies to 11 bits, which is seven times as fast: enough for gradients."""
+    """Here a GPU rounds what it multiplies to 11 bits, which is several times as fast: enough for gradients."""
     before = torch.get_float32_matmul_precision()
     if values.device.type == "cuda":
         torch.set_float32_matmul_precision("high")

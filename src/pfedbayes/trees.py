@@ -84,9 +84,3 @@ def finite_rows(*trees: Tree) -> Tensor:
     """
     flags = [leaf.reshape(len(leaf), -1).sum(1).isfinite() for leaf in leaves(trees) if leaf.is_floating_point()]
     return torch.stack(flags).all(0)
-
-
-def in_memory(values: Tensor) -> Tensor:
-    """The values as they are: the compiler for GPUs would else compute them anew wherever they are used."""
-    values = values.contiguous()
-    return values.as_strided(values.shape, values.stride())
