@@ -24,7 +24,7 @@ from pfedbayes.errors import UserError
 from pfedbayes.memory import host_memory
 from pfedbayes.methods.base import State
 from pfedbayes.tensor_files import Rows
-from pfedbayes.trees import leaves, named_leaves, pick, stack, tree_map
+from pfedbayes.trees import leaves, named_leaves, tree_map
 
 Resting = Literal["device", "host", "file"]
 HOST = torch.device("cpu")
@@ -49,7 +49,9 @@ os.register_at_fork(after_in_child=_start_threads)  # a child has none of its pa
 
 
 class Population(ABC):
-    """The states of the clients met so far, by number."""
+    """The states of the clients met so far, by number; `_device` is where they are trained."""
+
+    _device: torch.device
 
     @property
     @abstractmethod
@@ -65,8 +67,17 @@ class Population(ABC):
         enrolled = fresh(new)
         if not known:
             return enrolled
-        kept, row = self._read(known), {client: n for part in (known, new) for n, client in enumerate(part)}
-        return stack([pick(kept if self._has(client) else enrolled, row[client]) for client in clients])
+        kept = self._read(known)
+        place = {client: n for n, client in enumerate(clients)}
+        places = [torch.tensor([place[client] for client in part], device=self._device) for part in (known, new)]
+
+        def merge(*parts: Tensor) -> Tensor:
+            merged = parts[0].new_empty((len(clients), *parts[0].shape[1:]))
+            for rows, part in zip(places, parts, strict=True):
+                merged.index_copy_(0, rows, part)
+            return merged
+
+        return tree_map(merge, kept, enrolled)
 
     @abstractmethod
     def put(self, clients: Sequence[int], states: State) -> None:
