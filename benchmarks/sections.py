@@ -182,7 +182,7 @@ def scale(device: str, amount: Amount) -> Section:
         contenders.append(Contender(f"{clients:,} clients, {chosen} a round", "ours", work, one_plan(device)))
     # Several rounds a turn: a GPU's states are still on their way to the host while the next round is trained. And many
     # before the first turn, where they are short: memory that is used for the first time is slow to write to.
-    each, before = 4, 150 if device == "cuda" else amount.turns.warm_up
+    each, before = 4, 300 if device == "cuda" else amount.turns.warm_up
     turns = Turns(repeats=min(amount.turns.repeats, 4), warm_up=before, rounds=each)
     rounds = before + turns.repeats * each
     met = clients * (1 - (1 - chosen / clients) ** rounds)  # of the last contender's

@@ -7,12 +7,10 @@ import math
 import multiprocessing
 import os
 import random
-import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -28,7 +26,7 @@ from pfedbayes.experiment import load as load_experiment
 from pfedbayes.methods import FedAvg, FedRep, PFedBayes
 from pfedbayes.nets import mlp
 from pfedbayes.plan import Plan
-from pfedbayes.population import HOST, InFile, InMemory, choose_resting
+from pfedbayes.population import HOST, InFile, InMemory, OnHost, choose_resting
 from pfedbayes.trees import stack
 
 SIZE = 12
@@ -62,15 +60,15 @@ def in_file(path: Path | None = None) -> InFile:
 
 
 def in_memory() -> InMemory:
-    return InMemory(SIZE, HOST, HOST)
+    return InMemory(SIZE, HOST)
 
 
-def on_the_way() -> InMemory:
-    """The host by another name stands for a GPU, from where states are still on their way while a round is trained."""
-    return InMemory(SIZE, torch.device("cpu:0"), HOST)
+def on_host(template=state(0), device: torch.device = HOST) -> OnHost:  # noqa: B008, nothing changes it
+    """The host itself stands for a GPU, if not given: it copies at once what a GPU would copy when it comes to that."""
+    return OnHost(SIZE, template, device)
 
 
-@pytest.fixture(params=[in_memory, on_the_way, in_file], ids=["memory", "on the way", "file"])
+@pytest.fixture(params=[in_memory, on_host, in_file], ids=["memory", "host", "file"])
 def population(request):
     return request.param()
 
@@ -93,7 +91,7 @@ def test_what_was_asked_for_does_not_change_when_others_are_put(population):
 
 
 def test_clients_without_a_state_are_met_too():
-    for population in (InMemory(SIZE, HOST, HOST), InFile((), HOST)):
+    for population in (in_memory(), on_host(()), InFile((), HOST)):
         population.put([3, 1], ())
         assert population.get([1, 2], lambda _: ()) == ()
         assert (population.met, population.tensors()) == ([3, 1], {})
@@ -106,87 +104,101 @@ def test_nothing_is_copied_when_all_train_where_they_rest():
 
 
 @pytest.mark.parametrize(
-    "population",
-    [in_memory(), on_the_way(), InFile(torch.zeros(3, dtype=torch.bfloat16), HOST)],
-    ids=["memory", "on the way", "file"],
+    "make", [lambda _: in_memory(), on_host, lambda row: InFile(row, HOST)], ids=["memory", "host", "file"]
 )
-def test_bfloat16_comes_back(population):
+def test_bfloat16_comes_back(make):
     values = torch.randn(4, 3).bfloat16()
+    population = make(values[0])
     population.put([5, 2, 8, 3], values)
     population.put([2], values[:1])
     assert torch.equal(population.get([3, 5, 2], fresh), values[[3, 0, 0]])
     assert torch.equal(population.tensors()["clients"], values[[0, 0, 2, 3]])
 
 
-def test_states_of_all_that_lie_otherwise_in_memory_change_in_place():
-    population, values = on_the_way(), torch.randn(3, SIZE).t()
-    population.put(range(SIZE), values)
-    population.put([7, 2], torch.zeros(2, 3))
+def test_states_of_all_that_lie_otherwise_in_memory():
+    values = torch.randn(3, SIZE).t()
     expected = values.clone()
     expected[[7, 2]] = 0
-    assert torch.equal(population.get([2, 7, 1], fresh), expected[[2, 7, 1]])
+    for population in (in_memory(), on_host(torch.zeros(3))):
+        population.put(range(SIZE), values.clone(memory_format=torch.preserve_format))
+        population.put([7, 2], torch.zeros(2, 3))
+        assert torch.equal(population.get([2, 7, 1], fresh), expected[[2, 7, 1]])
 
 
-class TestOnTheWay:
-    """States that the test holds up between a GPU and the host."""
+class TestBlocks:
+    """Page-locked memory is taken as clients are met."""
 
-    @pytest.fixture
-    def gate(self, monkeypatch):
-        gate, arrived = threading.Event(), module.Journey.arrived
+    @pytest.fixture(autouse=True)
+    def blocks_of_three(self, monkeypatch):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 200)  # a row has 24, 8 and 1 bytes, each made a multiple of 16
 
-        def when_open(journey):
-            assert gate.wait(timeout=30)
-            return arrived(journey)
+    def test_rows_of_several_blocks_come_back(self, tmp_path):
+        population, numbers = on_host(), {}
+        for start in (3, 0, 7, 5):
+            clients = [(start + step) % SIZE for step in range(4)]
+            population.put(clients, states([100 * start + client for client in clients]))
+            numbers.update({client: 100 * start + client for client in clients})
+        assert population.met == list(numbers)
+        assert same_bits(population.get(list(numbers), fresh), states(list(numbers.values())))
+        expected = states(list(numbers.values()))
+        assert all(
+            torch.equal(population.tensors()[f"clients.{name}"], getattr(expected, name)) for name in Kept._fields
+        )
+        for name, rows in population.checkpoint(tmp_path).items():
+            whole = getattr(expected, name.removeprefix("clients."))
+            assert (rows.shape, rows.dtype) == (tuple(whole.shape), whole.dtype)
+            assert torch.equal(rows.take(slice(2, 9)), whole[2:9])
 
-        monkeypatch.setattr(module.Journey, "arrived", when_open)
-        yield gate
-        gate.set()
+    def test_no_more_than_are_needed(self, monkeypatch):
+        taken, staging = [], module.staging
+        monkeypatch.setattr(module, "staging", lambda *arguments: taken.append(arguments[0]) or staging(*arguments))
+        population = on_host()
+        for clients, blocks in (([4, 1], 1), ([1, 4], 1), ([4, 2], 1), ([3], 2), (range(SIZE), 4)):
+            population.put(list(clients), states(list(clients)))
+            assert taken == [(3, 64)] * blocks
 
-    @pytest.mark.parametrize(
-        "ask",
-        [
-            lambda population: population.get([4], fresh),
-            lambda population: population.put([7], states([70])),
-            lambda population: population.tensors(),
-            lambda population: population.checkpoint(Path()),
-            lambda population: population.settle(),
-        ],
-        ids=["get", "put", "tensors", "checkpoint", "settle"],
-    )
-    def test_they_are_waited_for(self, gate, ask):
-        population = on_the_way()
-        population.put([4, 1], states([40, 10]))
-        with concurrent.futures.ThreadPoolExecutor(1) as asking:
-            answer = asking.submit(ask, population)
-            assert not concurrent.futures.wait([answer], timeout=0.3).done
-            gate.set()
-            answer.result(timeout=30)
-        assert same_bits(population.get([4, 1], fresh), states([40, 10]))
+    def test_a_put_without_memory_keeps_nothing_of_it(self, monkeypatch):
+        population = on_host()
+        population.put([1, 2], states([10, 20]))
 
-    def test_others_need_not_wait(self, gate):
-        population = on_the_way()
-        gate.set()
-        population.put([10, 11], states([100, 110]))
-        population.settle()
-        gate.clear()
-        population.put(range(10), states(list(range(10))))  # more than there are threads
-        with concurrent.futures.ThreadPoolExecutor(1) as asking:
-            answer = asking.submit(population.get, [11, 10], fresh)
-            try:
-                assert same_bits(answer.result(timeout=10), states([110, 100]))
-            finally:
-                gate.set()
+        def no_more(*arguments):
+            raise RuntimeError("CUDA error: out of memory")
 
-    def test_a_journey_that_fails_is_not_forgotten(self, monkeypatch):
-        def lost(journey):
-            raise RuntimeError("lost on the way")
+        monkeypatch.setattr(module, "staging", no_more)
+        with pytest.raises(UserError, match=r"execution\.resting=file"):
+            population.put([2, 3, 4], states([21, 30, 40]))
+        assert same_bits(population.get([1, 2], fresh), states([10, 20]))
+        assert population.met == [1, 2]
 
-        monkeypatch.setattr(module.Journey, "arrived", lost)
-        population = on_the_way()
-        population.put([4], states([40]))
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match="lost on the way"):
-                population.get([4], fresh)
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+class TestBesideAGpu:
+    def test_states_come_back_though_nobody_waits(self):
+        """The GPU is kept busy: what is read on the host before it is done would be of the round before."""
+        gpu = torch.device("cuda")
+        wide = OnHost(SIZE, torch.zeros(100_000), gpu)
+        busy, values = torch.randn(4096, 4096, device=gpu), torch.zeros(SIZE, 100_000, device=gpu)
+        for round in range(5):
+            for _ in range(20):
+                busy = torch.tanh(busy @ busy)
+            clients = [(round + step) % SIZE for step in range(6)]
+            before = wide.get(clients, lambda new: torch.zeros(len(new), 100_000, device=gpu))
+            values[clients] += round + busy[0, 0].nan_to_num() * 0
+            wide.put(clients, before + round + busy[0, 0].nan_to_num() * 0)
+        met = wide.met
+        assert torch.equal(wide.tensors()["clients"], values[met].cpu())
+        assert torch.equal(wide.get(met, fresh), values[met])
+
+    def test_a_federation_trains_to_the_same_bits(self):
+        one, other = (
+            trained(PFedBayes(), 5, training=FEW, plan=Plan(device="cuda", resting=resting))
+            for resting in ("device", "host")
+        )
+        assert isinstance(other.population, OnHost)
+        assert all(torch.equal(tensor, other.tensors()[name]) for name, tensor in one.tensors().items())
+        back = federation(PFedBayes(), FEW, Plan(device="cuda", resting="host"))
+        back.restore(other.tensors(), 5)
+        assert all(torch.equal(tensor, back.tensors()[name]) for name, tensor in one.tensors().items())
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -262,65 +274,6 @@ def test_an_interrupt_leaves_nobody_writing(monkeypatch):
     assert population.met == []
 
 
-class TestNobodyGoesOnCopying:
-    """Between the host and a GPU, once an error was told."""
-
-    @pytest.fixture
-    def population(self):
-        population = on_the_way()
-        population.put(range(1, SIZE), states(list(range(1, SIZE))))
-        population.settle()
-        return population
-
-    @pytest.fixture
-    def copied(self, population, monkeypatch):
-        copy, copied = np.copyto, []
-
-        def slow(target, source):
-            time.sleep(0.02)
-            copied.append(source)
-            if source.dtype == np.int64 and source == 3:
-                raise RuntimeError("a bad row")
-            copy(target, source)
-
-        monkeypatch.setattr(np, "copyto", slow)
-        return copied
-
-    def stays(self, copied):
-        before = len(copied)
-        time.sleep(0.2)
-        return len(copied) == before
-
-    def test_when_a_row_fails(self, population, copied):
-        with pytest.raises(RuntimeError, match="a bad row"):
-            population.get(list(range(1, SIZE)), fresh)
-        assert self.stays(copied)
-
-    def test_when_those_who_wait_are_interrupted(self, population, copied, monkeypatch):
-        def interrupted(tasks):
-            monkeypatch.setattr("pfedbayes.population.wait", concurrent.futures.wait)
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr("pfedbayes.population.wait", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            population.get(list(range(1, SIZE)), fresh)
-        assert self.stays(copied)
-        assert len(copied) < 3 * (SIZE - 1)
-
-    def test_when_not_all_could_be_begun(self, population, copied, monkeypatch):
-        class Interrupted(concurrent.futures.ThreadPoolExecutor):
-            def submit(self, move, row, client):
-                if client == 5:
-                    raise KeyboardInterrupt
-                return super().submit(move, row, client)
-
-        monkeypatch.setattr(module, "_waiters", Interrupted(1))
-        with pytest.raises(KeyboardInterrupt):
-            population.put([8, 9, 5], states([80, 90, 50]))
-        assert self.stays(copied)
-        assert same_bits(population.get([9, 5], fresh), states([9, 5]))  # they had not begun
-
-
 def test_a_forked_process_has_threads_of_its_own():
     population = in_file()
     population.put([1], states([1]))
@@ -332,7 +285,7 @@ def test_a_forked_process_has_threads_of_its_own():
 
 def test_states_are_put_where_they_rest_wherever_they_come_from():
     """A device without memory stands for a GPU."""
-    population = InMemory(SIZE, torch.device("meta"), torch.device("meta"))
+    population = InMemory(SIZE, torch.device("meta"))
     population.put([0, 3], states([10, 30]))
     assert population.met == [0, 3]
 
@@ -425,7 +378,7 @@ class TestForeignFiles:
 
 
 def test_memory_that_is_not_there_is_one_clear_line():
-    population = InMemory(2**50, HOST, HOST)
+    population = InMemory(2**50, HOST)
     with pytest.raises(UserError, match=r"execution\.resting=file"):
         population.put([1], states([10]))
 

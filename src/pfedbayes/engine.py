@@ -22,7 +22,7 @@ from pfedbayes.methods.base import Method, Shard, State
 from pfedbayes.nets import Init, Model
 from pfedbayes.optim import Adam, Momentum, adam, adam_init, momentum, momentum_init
 from pfedbayes.plan import Dtype, Over, Plan, choose_plan, is_long
-from pfedbayes.population import HOST, InFile, InMemory, Population, choose_resting
+from pfedbayes.population import HOST, InFile, InMemory, OnHost, Population, choose_resting
 from pfedbayes.prediction import Prediction
 from pfedbayes.programs import CannotCompile, InParts
 from pfedbayes.streams import Purpose, choose, key, keys
@@ -287,8 +287,9 @@ class Federation(Prediction):
             self.plan = replace(self.plan, resting=resting)
         if self.plan.resting == "file":
             return InFile(template, self.device, self._clients_file)
-        rest = self.device if self.plan.resting == "device" else HOST
-        return InMemory(len(self.cursors), self.device, rest)
+        if self.plan.resting == "host" and self.device != HOST:
+            return OnHost(len(self.cursors), template, self.device)
+        return InMemory(len(self.cursors), self.device)
 
     # Training
 

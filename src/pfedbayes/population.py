@@ -12,19 +12,18 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedbayes.errors import UserError
 from pfedbayes.memory import host_memory
 from pfedbayes.methods.base import State
 from pfedbayes.tensor_files import Rows
-from pfedbayes.trees import leaves, named_leaves, tree_map
+from pfedbayes.trees import leaves, named_leaves, rebuild, tree_map
 
 Resting = Literal["device", "host", "file"]
 HOST = torch.device("cpu")
@@ -32,20 +31,15 @@ Move = Callable[[int, list[memoryview], int], int]  # os.preadv or os.pwritev
 
 SMALL_SHARE = 1 / 16  # of the device's memory: what may lie there without being trained
 HOST_SHARE = 1 / 3  # of the host's memory: the rest is for all else, and for others
+BLOCK_BYTES = 2**28  # of page-locked memory at a time: a power of two, to which torch rounds it up
+WIDEST = 16  # bytes of a number: where a leaf may begin
 PER_ROUND = 4  # copies of the states in training that a round makes: received, gathered, trained, on their way
 
 
-_movers: ThreadPoolExecutor
-_waiters: ThreadPoolExecutor  # move what a GPU has yet to finish: the movers' work is not to queue behind it
-
-
-def _start_threads() -> None:
-    global _movers, _waiters
-    _movers, _waiters = (ThreadPoolExecutor(8, thread_name_prefix="clients") for _ in range(2))
-
-
-_start_threads()
-os.register_at_fork(after_in_child=_start_threads)  # a child has none of its parent's threads
+@cache
+def _movers(process: int) -> ThreadPoolExecutor:
+    """Threads that move rows. A forked process has none of its parent's."""
+    return ThreadPoolExecutor(8, thread_name_prefix="clients")
 
 
 class Population(ABC):
@@ -112,17 +106,13 @@ class Population(ABC):
 
 
 class InMemory(Population):
-    """One array per leaf, with a row for each of `size` clients; on a CPU a row takes memory when it is first written.
+    """One array per leaf on the device, with a row for each of `size` clients; on a CPU a row takes memory when it is
+    first written."""
 
-    `device` is where clients are trained, `rest` where their states lie. From a GPU to the host they go on their way
-    while the next round is trained.
-    """
-
-    def __init__(self, size: int, device: torch.device, rest: torch.device) -> None:
-        self._size, self._device, self._rest = size, device, rest
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._size, self._device = size, device
         self._met: dict[int, None] = {}
         self._states: State = None
-        self._on_their_way: dict[int, Future[None]] = {}
 
     @property
     def met(self) -> list[int]:
@@ -134,80 +124,114 @@ class InMemory(Population):
     def _all(self, clients: Sequence[int]) -> bool:
         return len(clients) == self._size and list(clients) == list(range(self._size))
 
-    def settle(self) -> None:
-        for client in list(self._on_their_way):
-            self._on_their_way[client].result()
-            del self._on_their_way[client]
-
     def _read(self, clients: Sequence[int]) -> State:
-        if self._all(clients):  # nothing to gather, and nothing to copy if they are where they are wanted
-            self.settle()
-            return tree_map(lambda leaf: leaf.to(self._device), self._states)
-        if self._rest != self._device:
-            return self._fetch(clients)
-        rows = torch.tensor(clients, device=self._rest)
+        return self._states if self._all(clients) else self._select(clients)
+
+    def _select(self, clients: Sequence[int]) -> State:
+        rows = torch.tensor(clients, device=self._device)
         return tree_map(lambda leaf: leaf.index_select(0, rows), self._states)
 
-    def _fetch(self, clients: Sequence[int]) -> State:
-        """States from the host, row by row and several at a time; those that are still on their way are waited for."""
-        count, device = len(clients), self._device
-        states = tree_map(lambda leaf: staging((count, *leaf.shape[1:]), leaf.dtype, device), self._states)
-        sources, targets = _arrays(self._states), _arrays(states)
-
-        def take_up(row: int, client: int) -> None:
-            if client in self._on_their_way:
-                self._on_their_way[client].result()
-            _copy_row(sources, client, targets, row)
-
-        _move_rows(take_up, enumerate(clients))
-        return tree_map(lambda leaf: leaf.to(device, non_blocking=True), states)
-
     def put(self, clients: Sequence[int], states: State) -> None:
-        self.settle()  # more than one round under way would pile up
         if self._all(clients):
-            self._states = tree_map(lambda leaf: leaf.to(self._rest), states)
+            self._states = tree_map(lambda leaf: leaf.to(self._device), states)
         else:
             if self._states is None:
-                self._states = self._allocate(states)
-            if self._rest != self._device:
-                self._send(clients, states)
-            else:
-                rows = torch.tensor(clients, device=self._rest)
-                for old, new in zip(leaves(self._states), leaves(states), strict=True):
-                    old.index_copy_(0, rows, new.to(self._rest))
+                with _refused_memory(self._size, states):
+                    self._states = tree_map(self._allocate, states)
+            rows = torch.tensor(clients, device=self._device)
+            for old, new in zip(leaves(self._states), leaves(states), strict=True):
+                old.index_copy_(0, rows, new.to(self._device))
         self._met.update(dict.fromkeys(clients))
 
-    def _send(self, clients: Sequence[int], states: State) -> None:
-        """Send states to the host, row by row and several at a time, without waiting for them."""
-        journey, targets = Journey(states), _arrays(self._states)
+    def _allocate(self, leaf: Tensor) -> Tensor:
+        return leaf.new_empty((self._size, *leaf.shape[1:]), device=self._device)
 
-        def lay_down(row: int, client: int) -> None:
-            _copy_row(_arrays(journey.arrived()), row, targets, client)
+    def checkpoint(self, path: Path) -> dict[str, Tensor | Rows]:
+        if not self.met:
+            return {}
+        rows = torch.tensor(self.met, device=self._device)
 
-        with _stopping() as tasks:
-            for row, client in enumerate(clients):
-                tasks.append(_waiters.submit(lay_down, row, client))
-            self._on_their_way = dict(zip(clients, tasks, strict=True))
+        def rows_of(leaf: Tensor) -> Rows:
+            return Rows(leaf[0], len(rows), lambda part: leaf.index_select(0, rows[part]))
 
-    def _allocate(self, states: State) -> State:
-        try:
-            return tree_map(lambda leaf: leaf.new_empty((self._size, *leaf.shape[1:]), device=self._rest), states)
-        except RuntimeError:  # also the GPU's way to say so
-            total = self._size * sum(leaf[0].nbytes for leaf in leaves(states))
-            raise UserError(
-                f"the states of {self._size} clients take {total / 1e9:.1f} GB, which the memory does not have: "
-                "set execution.resting=file"
-            ) from None
+        return {name: rows_of(leaf) for name, leaf in named_leaves(self._states, "clients")}
+
+    def _copy(self) -> State:
+        return to_host(self._select(self.met))
+
+
+class OnHost(Population):
+    """Rows of page-locked memory beside a GPU, in blocks that are taken as up to `size` clients are met. A row is the
+    leaves of a state one after another.
+
+    The GPU copies rows when it comes to that, one after another with all else that it was told to do: who gives it
+    work need not wait for them, and it never finds a row that it has yet to write.
+    """
+
+    def __init__(self, size: int, template: State, device: torch.device) -> None:
+        self._size, self._template, self._device = size, template, device
+        self._leaves = leaves(template)
+        self._places: list[slice] = []  # of the leaves in a row
+        self._row_bytes = 0
+        for leaf in self._leaves:
+            self._places.append(slice(self._row_bytes, self._row_bytes + leaf.nbytes))
+            self._row_bytes += leaf.nbytes + -leaf.nbytes % WIDEST
+        self._per_block = min(size, max(1, BLOCK_BYTES // max(1, self._row_bytes)))
+        self._blocks: list[Tensor] = []
+        self._rows: dict[int, Tensor] = {}
+
+    @property
+    def met(self) -> list[int]:
+        return list(self._rows)
+
+    def _has(self, client: int) -> bool:
+        return client in self._rows
+
+    def _read(self, clients: Sequence[int]) -> State:
+        rows = torch.empty((len(clients), self._row_bytes), dtype=torch.uint8, device=self._device)
+        for client, row in zip(clients, rows, strict=True):
+            row.copy_(self._rows[client], non_blocking=True)
+        return self._rebuild(lambda leaf: self._column(leaf, rows).contiguous())
+
+    def put(self, clients: Sequence[int], states: State) -> None:
+        new = [client for client in clients if client not in self._rows]
+        while len(self._blocks) * self._per_block < len(self._rows) + len(new):
+            with _refused_memory(self._size, states):
+                self._blocks.append(staging((self._per_block, self._row_bytes), torch.uint8, self._device))
+        rows = torch.empty((len(clients), self._row_bytes), dtype=torch.uint8, device=self._device)
+        for number, leaf in enumerate(leaves(states)):
+            self._column(number, rows).copy_(leaf)
+        for client in new:
+            block, row = divmod(len(self._rows), self._per_block)
+            self._rows[client] = self._blocks[block][row]
+        for client, row in zip(clients, rows, strict=True):
+            self._rows[client].copy_(row, non_blocking=True)
+
+    def _column(self, leaf: int, rows: Tensor) -> Tensor:
+        """One leaf of the states in rows of bytes, over the same memory."""
+        like = self._leaves[leaf]
+        return rows[:, self._places[leaf]].view(like.dtype).view(len(rows), *like.shape)
+
+    def _stacked(self, leaf: int, part: slice) -> Tensor:
+        """One leaf of those that were met, or of a part of them."""
+        return torch.cat([self._column(leaf, row[None]) for row in list(self._rows.values())[part]])
+
+    def _rebuild(self, make: Callable[[int], Tensor]) -> State:
+        return rebuild(self._template, [make(leaf) for leaf in range(len(self._leaves))])
+
+    def settle(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
 
     def checkpoint(self, path: Path) -> dict[str, Tensor | Rows]:
         self.settle()
-        rows = torch.tensor(self.met, device=self._rest)
-        return {name: Rows(leaf, rows) for name, leaf in named_leaves(self._states, "clients")} if self.met else {}
+        names = [name for name, _ in named_leaves(self._template, "clients")]
+        rows = [Rows(like, len(self._rows), partial(self._stacked, leaf)) for leaf, like in enumerate(self._leaves)]
+        return dict(zip(names, rows, strict=True)) if self.met else {}
 
     def _copy(self) -> State:
         self.settle()
-        rows = torch.tensor(self.met, device=self._rest)
-        return tree_map(lambda leaf: leaf.index_select(0, rows).cpu(), self._states)
+        return self._rebuild(lambda leaf: self._stacked(leaf, slice(None)))
 
 
 class InFile(Population):
@@ -403,38 +427,33 @@ def _lock(descriptor: int, kind: int, path: Path | None) -> None:
 
 
 def _move_rows(move: Callable[..., None], calls: Iterable[tuple[Any, ...]]) -> None:
-    """Call `move` with each of these arguments, several at a time; an error if one of the calls has failed."""
-    with _stopping() as tasks:
-        for call in calls:
-            tasks.append(_movers.submit(move, *call))
-        wait(tasks)
-    for task in tasks:
-        task.result()
-
-
-@contextlib.contextmanager
-def _stopping() -> Iterator[list[Future[None]]]:
-    """A list for tasks, each as it begins. On an error, or an interrupt: nobody goes on to move anything once it is
-    told."""
-    tasks: list[Future[None]] = []
+    """Call `move` with each of these arguments, several at a time. An error if one of the calls has failed, or an
+    interrupt, once nobody goes on to move anything."""
+    movers, tasks = _movers(os.getpid()), list[Future[None]]()
     try:
-        yield tasks
+        for call in calls:
+            tasks.append(movers.submit(move, *call))
+        wait(tasks)
     except BaseException:
         for task in tasks:
             task.cancel()
         wait(tasks)
         raise
+    for task in tasks:
+        task.result()
 
 
-def _arrays(states: State) -> list[NDArray[Any]]:
-    """The leaves of states on the host, over the same memory; numpy has no bfloat16, but can copy its bits."""
-    return [(leaf.view(torch.int16) if leaf.dtype == torch.bfloat16 else leaf).numpy() for leaf in leaves(states)]
-
-
-def _copy_row(sources: list[NDArray[Any]], source: int, targets: list[NDArray[Any]], target: int) -> None:
-    """One row of each; torch would start threads of its own in each of ours."""
-    for here, there in zip(sources, targets, strict=True):
-        np.copyto(there[target, ...], here[source, ...])
+@contextlib.contextmanager
+def _refused_memory(size: int, states: State) -> Iterator[None]:
+    """Turn the refusal of memory for so many states into one clear line."""
+    try:
+        yield
+    except RuntimeError:  # also the GPU's way to say so
+        total = size * sum(leaf[0].nbytes for leaf in leaves(states))
+        raise UserError(
+            f"the states of {size} clients take {total / 1e9:.1f} GB, which the memory does not have: "
+            "set execution.resting=file"
+        ) from None
 
 
 def _bytes(leaf: Tensor) -> Tensor:
@@ -442,30 +461,18 @@ def _bytes(leaf: Tensor) -> Tensor:
     return leaf.contiguous().reshape(len(leaf), math.prod(leaf.shape[1:])).view(torch.uint8)
 
 
-class Journey:
-    """States on their way to the host, by way of page-locked memory if they come from a GPU."""
-
-    def __init__(self, states: State) -> None:
-        self._arriving = tree_map(self._send, states)
-        gpus = {leaf.device for leaf in leaves(states) if leaf.is_cuda}
-        self._events = [torch.cuda.current_stream(gpu).record_event() for gpu in gpus]
-
-    @staticmethod
-    def _send(leaf: Tensor) -> Tensor:
-        if leaf.device == HOST:
-            return leaf
-        return staging(leaf.shape, leaf.dtype, leaf.device).copy_(leaf, non_blocking=True)
-
-    def arrived(self) -> State:
-        """The states, once they are there."""
-        for event in self._events:
-            event.synchronize()
-        return self._arriving
-
-
 def to_host(states: State) -> State:
-    """States on the host."""
-    return Journey(states).arrived()
+    """States on the host, by way of page-locked memory if they come from a GPU."""
+    on_host = tree_map(_send, states)
+    for gpu in {leaf.device for leaf in leaves(states) if leaf.is_cuda}:
+        torch.cuda.current_stream(gpu).synchronize()
+    return on_host
+
+
+def _send(leaf: Tensor) -> Tensor:
+    if leaf.device == HOST:
+        return leaf
+    return staging(leaf.shape, leaf.dtype, leaf.device).copy_(leaf, non_blocking=True)
 
 
 def staging(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
 import torch
@@ -21,18 +21,20 @@ TYPES = {
 
 
 class Rows(NamedTuple):
-    """Rows of a stacked tensor, which are copied when they are written: until then the tensor must not change."""
+    """So many rows like this one. They are copied when they are written, a part at a time: until then they must not
+    change."""
 
-    stacked: Tensor
-    rows: Tensor
+    like: Tensor
+    number: int
+    take: Callable[[slice], Tensor]
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.stacked.dtype
+        return self.like.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return len(self.rows), *self.stacked.shape[1:]
+        return self.number, *self.like.shape
 
 
 def write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor | Rows], about: dict[str, str]) -> None:
@@ -58,9 +60,9 @@ def _pieces(tensor: Tensor | Rows) -> Iterator[Tensor]:
     if isinstance(tensor, Tensor):
         yield tensor
     else:
-        step = rows_at_once(tensor.dtype.itemsize * math.prod(tensor.shape[1:]))
-        for start in range(0, len(tensor.rows), step):
-            yield tensor.stacked.index_select(0, tensor.rows[start : start + step])
+        step = rows_at_once(tensor.like.nbytes)
+        for start in range(0, tensor.number, step):
+            yield tensor.take(slice(start, start + step))
 
 
 def rows_at_once(row_bytes: int) -> int:
