@@ -34,7 +34,8 @@ def records(cell, **accuracies):
         model: {estimator: {"mean_700_800": accuracies[model]}} if model in accuracies else None
         for model in ("personal", "shared")
     }
-    return [{"variant": "default", "cell": cell.name, **models}, {"variant": "label-prior", "cell": cell.name}]
+    common = {"cell": cell.name, "seed": 1}
+    return [{"variant": "default", **common, **models}, {"variant": "label-prior", **common}]
 
 
 @pytest.fixture

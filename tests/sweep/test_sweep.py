@@ -198,6 +198,42 @@ class TestRunning:
         sweep(["fedavg sliding"], redo=True)
         assert results(sweep.out / "cells" / f"{NAMES[3]}.json") != before
 
+    def test_seeds_that_a_cell_is_given_later_are_run_alone(self, sweep, monkeypatch):
+        whole, grown, begun = sweep.folder / "whole.json", sweep.folder / "grown.json", []
+        real = execution.execute
+
+        def watched(experiment, folder, seeds, *others):
+            begun.append(seeds)
+            return real(experiment, folder, seeds, *others)
+
+        monkeypatch.setattr(running.execution, "execute", watched)
+        sweep(["fedavg"], results=grown)
+        sweep.write(sweep.text.replace("seeds = 2", "seeds = 4"))
+        names = sweep(["fedavg"], results=grown, stopped=after(3))["missing"]
+        assert len(names) == 4
+        sweep(["fedavg"], results=grown)
+        assert set(begun[4:]) == {(3, 4)}
+        sweep(["fedavg"], results=whole, out=sweep.folder / "at once")
+        assert [(r["cell"], r["seed"], r["variant"]) for r in results(grown)] == [
+            (r["cell"], r["seed"], r["variant"]) for r in results(whole)
+        ]
+        for one, other in zip(results(grown), results(whole), strict=True):
+            assert one["shared"]["mean"] == pytest.approx(other["shared"]["mean"], abs=0.01)
+        # A file of the new seeds alone, from another machine, takes nothing away.
+        fresh = [r for r in results(grown) if r["seed"] > 2]
+        (sweep.folder / "fresh.json").write_text(json.dumps(fresh))
+        sweep(["fedavg"], out=sweep.folder / "new", collect=True, imports=(sweep.folder / "fresh.json",), results=grown)
+        assert len(results(grown)) == len(results(whole))
+        sweep.write(sweep.text.replace("seeds = 2", "seeds = 3"))
+        with pytest.raises(UserError, match=r"seeds was \[1, 2, 3, 4\] and is \[1, 2, 3\].*--redo"):
+            sweep(["fedavg"])
+
+    def test_new_seeds_of_other_settings_are_not_mixed_with_the_old(self, sweep):
+        sweep(["fedavg sliding"])
+        sweep.write(sweep.text.replace("seeds = 2", "seeds = 3\nset.training.local_steps = 3"))
+        with pytest.raises(UserError, match=r"training.local_steps was 2 and is 3.*--redo"):
+            sweep(["fedavg sliding"])
+
     def test_a_changed_cell_under_way_is_not_mixed_either(self, sweep):
         sweep(["fedavg sliding"], stopped=after(3))
         sweep.write(sweep.text.replace("seeds = 2", "seeds = 2\nset.training.local_steps = 3"))

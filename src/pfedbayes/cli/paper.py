@@ -68,7 +68,8 @@ def sweep(
         bool, typer.Option("--json", help="The last line of the output is one JSON object with what came of it.")
     ] = False,
 ) -> None:
-    """Run the cells of a table, each resumable, and keep their scores; call it again to go on.
+    """Run the cells of a table, each resumable, and keep their scores; call it again to go on, also after you have
+    raised `seeds` in the file: only the new ones are run.
 
     Examples:
 

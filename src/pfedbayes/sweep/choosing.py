@@ -13,7 +13,7 @@ from pfedbayes.config import to_toml
 from pfedbayes.errors import UserError
 from pfedbayes.report.scores import DEFAULT, overall
 from pfedbayes.sweep.cells import Cell
-from pfedbayes.sweep.results import Results
+from pfedbayes.sweep.results import Results, seeds_to_do
 
 # Settings of a tuning run that are not the method's: for how long it is run and when it is looked at.
 SCHEDULE = {"rounds", "seed", "evaluate_every", "evaluate_window"}
@@ -65,10 +65,11 @@ def _rows(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
 
 
 def _score(row: Sequence[Cell], results: Results) -> float | None:
-    """The accuracy of a row, or None if a cell of it is missing or has diverged."""
-    found = [[record for record in results.get(cell.name, []) if record["variant"] == DEFAULT] for cell in row]
-    score = overall([record for records in found for record in records])
-    return score if all(found) and math.isfinite(score) else None
+    """The accuracy of a row, or None if a cell of it is not complete or has diverged."""
+    if any(seeds_to_do(cell, results) for cell in row):
+        return None
+    score = overall([record for cell in row for record in results[cell.name] if record["variant"] == DEFAULT])
+    return score if math.isfinite(score) else None
 
 
 def _settings(cell: Cell) -> dict[str, dict[str, Any]]:

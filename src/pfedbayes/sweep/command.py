@@ -23,9 +23,11 @@ from pfedbayes.sweep.results import (
     changed_under_way,
     forget,
     gather,
+    merge,
     read_results,
     refuse_changed,
     run_folder,
+    seeds_to_do,
     write_results,
 )
 from pfedbayes.sweep.running import Outcome, Status, run
@@ -64,9 +66,9 @@ def command(
     if options.collect and options.results is None:
         raise UserError("--collect writes one file of results: say where with --results FILE")
     kept = read_results(options.results) if options.results and options.results.exists() else {}
-    results = kept | gather(options.out, options.imports)
+    results = merge(kept, gather(options.out, options.imports))
     if options.redo and not options.dry_run:
-        old = [*changed(chosen, results), *changed_under_way(chosen, options.out)]
+        old = [*changed(chosen, results), *changed_under_way(chosen, options.out, results)]
         results = forget(options.out, old, results)
     refuse_changed(chosen, results)
     if options.dry_run:
@@ -99,8 +101,8 @@ def command(
 
 def _outcome(cells: Sequence[Cell], outcome: Outcome, begun: float) -> dict[str, Any]:
     return {
-        "done": [cell.name for cell in cells if cell.name in outcome.results],
-        "missing": [cell.name for cell in cells if cell.name not in outcome.results],
+        "done": [cell.name for cell in cells if not seeds_to_do(cell, outcome.results)],
+        "missing": [cell.name for cell in cells if seeds_to_do(cell, outcome.results)],
         "failed": outcome.failed,
         "seconds": time.monotonic() - begun,
     }
@@ -109,8 +111,9 @@ def _outcome(cells: Sequence[Cell], outcome: Outcome, begun: float) -> dict[str,
 def _list(cells: Sequence[Cell], results: Results, out: Path) -> None:
     console = Console(highlight=False)
     for number, cell in enumerate(cells, 1):
-        state = "to do"
-        if cell.name in results:
+        seeds = seeds_to_do(cell, results)
+        state = "to do" if len(seeds) == len(cell.seeds) else f"{len(seeds)} to do"
+        if not seeds:
             state = f"done in {scores.seconds(results[cell.name]):.0f} s"
         elif (run_folder(out, cell.name) / runs.INFO).exists():
             state = "begun"

@@ -24,7 +24,8 @@ def read_results(path: Path) -> Results:
         records = json.loads(path.read_text())
         results: Results = {}
         for record in records:
-            results.setdefault(record["cell"], []).append(record)
+            name, _ = record["cell"], record["seed"]  # which every record has
+            results.setdefault(name, []).append(record)
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror}): give the results of a sweep") from None
     except (ValueError, KeyError, TypeError):
@@ -67,33 +68,50 @@ def gather(out: Path, files: Iterable[Path] = ()) -> Results:
     """What is known already: from these files and, before them, from the folder of the sweep."""
     results: Results = {}
     for path in [*files, *sorted((out / "cells").glob("*.json"))]:
-        results |= read_results(path)
+        results = merge(results, read_results(path))
     return results
 
 
+def merge(results: Results, later: Results) -> Results:
+    """Both of them; of a seed of a cell that is in both, the later records."""
+    both = dict(results)
+    for name, records in later.items():
+        anew = {record["seed"] for record in records}
+        both[name] = [record for record in results.get(name, []) if record["seed"] not in anew] + records
+    return both
+
+
+def seeds_to_do(cell: Cell, results: Results) -> tuple[int, ...]:
+    """The seeds of a cell that have no results yet: all, none, or those that it was given later."""
+    done = {record["seed"] for record in results.get(cell.name, [])}
+    return tuple(seed for seed in cell.seeds if seed not in done)
+
+
 def changed(cells: Iterable[Cell], results: Results) -> dict[str, str]:
-    """Cells whose results were made with other settings, and which those were."""
-    differing = {}
+    """Cells whose results were made with other settings, or for seeds that they no longer have, and which those were.
+    That they now have more seeds is no change."""
+    differing: dict[str, str] = {}
     for cell in cells:
-        if cell.name in results:
-            before = next(record["settings"] for record in results[cell.name] if "settings" in record)
-            now = cell.settings
+        records, now = results.get(cell.name, []), cell.settings
+        seeds = sorted({record["seed"] for record in records})
+        for made in (record["settings"] for record in records if "settings" in record):
+            before = made | {"seeds": now["seeds"] if set(seeds) <= set(cell.seeds) else seeds}
             for key in sorted(before.keys() | now.keys()):
                 if before.get(key) != now.get(key):
                     was, is_now = (json.dumps(settings.get(key, "default")) for settings in (before, now))
-                    differing[cell.name] = f"{key} was {was} and is {is_now}"
-                    break
+                    differing.setdefault(cell.name, f"{key} was {was} and is {is_now}")
     return differing
 
 
-def changed_under_way(cells: Iterable[Cell], out: Path) -> list[str]:
+def changed_under_way(cells: Iterable[Cell], out: Path, results: Results) -> list[str]:
     """Cells that were begun with other settings."""
-    folders = [(cell, run_folder(out, cell.name)) for cell in cells]
-    return [
-        cell.name
-        for cell, folder in folders
-        if (folder / runs.INFO).exists() and other_config(runs.read(folder), cell.experiment, cell.seeds)
-    ]
+    found = []
+    for cell in cells:
+        folder, seeds = run_folder(out, cell.name), seeds_to_do(cell, results)
+        begun = seeds and (folder / runs.INFO).exists()
+        if begun and other_config(runs.read(folder), cell.experiment, seeds):
+            found.append(cell.name)
+    return found
 
 
 def refuse_changed(cells: Iterable[Cell], results: Results) -> None:

@@ -7,7 +7,7 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from pfedbayes.errors import Diverged, UserError
 from pfedbayes.report import scores
 from pfedbayes.report.scores import Record
 from pfedbayes.sweep.cells import Cell
-from pfedbayes.sweep.results import Results, result_file, run_folder, write_results
+from pfedbayes.sweep.results import Results, merge, result_file, run_folder, seeds_to_do, write_results
 
 START_SECONDS = 30.0  # a cell that cannot even compile before the time is up is not begun
 
@@ -54,7 +54,8 @@ def run(
     keep: Callable[[Results], None] = lambda results: None,
     complain: Callable[[str, str], None] = lambda name, reason: None,
 ) -> Outcome:
-    """Run the cells that have no results yet, until the deadline (of time.monotonic) or until asked to stop.
+    """Run the cells that have no results yet, or not of all seeds, until the deadline (of time.monotonic) or until
+    asked to stop.
 
     tell: called after every round; keep: called with all results after every cell; complain: called with the name of a
     cell that has failed, and why.
@@ -63,14 +64,15 @@ def run(
     with runs.writing(out):
         (out / "cells").mkdir(parents=True, exist_ok=True)
     for number, cell in enumerate(cells, 1):
-        if cell.name not in outcome.results:
+        if seeds := seeds_to_do(cell, outcome.results):
             if stopped() or time.monotonic() > deadline - START_SECONDS:
                 continue
-            ahead = [other for other in cells[number:] if other.name not in outcome.results]
-            clock = _TimeLeft(cell, number, len(cells), ahead, outcome.results)
+            part = replace(cell, seeds=seeds)
+            ahead = [other for other in cells[number:] if seeds_to_do(other, outcome.results)]
+            clock = _TimeLeft(part, number, len(cells), ahead, outcome.results)
             try:
                 records = _run_cell(
-                    cell, out, device, data_dir, lambda: stopped() or time.monotonic() > deadline, clock, tell
+                    part, out, device, data_dir, lambda: stopped() or time.monotonic() > deadline, clock, tell
                 )
             except Exception as error:  # whatever befalls one cell, the others go on
                 if not isinstance(error, UserError):
@@ -82,11 +84,12 @@ def run(
                 _free_memory()
             if records is None:
                 continue
-            write_results(result_file(out, cell.name), {cell.name: records})
-            outcome.results[cell.name] = records
+            outcome.results = merge(outcome.results, {cell.name: records})
+            write_results(result_file(out, cell.name), {cell.name: outcome.results[cell.name]})
             keep(outcome.results)
-        if reason := outcome.results[cell.name][0].get("diverged"):
-            outcome.failed[cell.name] = reason
+        reasons = [record["diverged"] for record in outcome.results[cell.name] if "diverged" in record]
+        if reasons:
+            outcome.failed[cell.name] = reasons[0]
         shutil.rmtree(run_folder(out, cell.name), ignore_errors=True)
     return outcome
 
