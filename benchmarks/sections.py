@@ -180,8 +180,8 @@ def scale(device: str, amount: Amount) -> Section:
         chosen = min(clients, 100)
         work = Work("pfedbayes", device, data="many", clients=clients, chosen=chosen, local_steps=steps)
         contenders.append(Contender(f"{clients:,} clients, {chosen} a round", "ours", work, one_plan(device)))
-    # Several rounds a turn: a GPU's states are still on their way to the host while the next round is trained. And many
-    # before the first turn, where they are short: memory that is used for the first time is slow to write to.
+    # Several rounds a turn: a GPU is told of a round while it is at work on the one before. And many before the first
+    # turn, where they are short: to lock memory for clients that are met for the first time is slow.
     each, before = 4, 300 if device == "cuda" else amount.turns.warm_up
     turns = Turns(repeats=min(amount.turns.repeats, 4), warm_up=before, rounds=each)
     rounds = before + turns.repeats * each

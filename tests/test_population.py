@@ -83,6 +83,13 @@ def test_newcomers_are_fresh_and_others_come_back_in_any_order(population):
     assert population.met == [4, 1, 7]  # asking enrols nobody
 
 
+def test_whoever_is_named_twice_is_one_client(population):
+    population.put([5, 5], states([50, 50]))
+    population.put([6], states([60]))
+    assert same_bits(population.get([6, 5, 8, 6], fresh), states([60, 50, -8, 60]))
+    assert population.met == [5, 6]
+
+
 def test_what_was_asked_for_does_not_change_when_others_are_put(population):
     population.put([3, 5], states([30, 50]))
     got = population.get([3, 5], fresh)
@@ -131,6 +138,7 @@ class TestBlocks:
     @pytest.fixture(autouse=True)
     def blocks_of_three(self, monkeypatch):
         monkeypatch.setattr(module, "BLOCK_BYTES", 200)  # a row has 24, 8 and 1 bytes, each made a multiple of 16
+        monkeypatch.setattr(module, "FEWEST_ROWS", 1)
 
     def test_rows_of_several_blocks_come_back(self, tmp_path):
         population, numbers = on_host(), {}
@@ -170,6 +178,47 @@ class TestBlocks:
         assert same_bits(population.get([1, 2], fresh), states([10, 20]))
         assert population.met == [1, 2]
 
+    def test_other_errors_of_a_gpu_keep_their_words(self, monkeypatch):
+        def broken(*arguments):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        monkeypatch.setattr(module, "staging", broken)
+        with pytest.raises(RuntimeError, match="illegal"):
+            on_host().put([1], states([10]))
+
+    def test_an_interrupt_enrols_nobody_without_a_state(self, monkeypatch):
+        population, copy, copied = on_host(), Tensor.copy_, []
+        population.put([1, 2], states([10, 20]))
+
+        def interrupted(target, source, **options):
+            copied.append(source)
+            if len(copied) == 5:  # three leaves are laid out, and the first of the rows is on its way
+                raise KeyboardInterrupt
+            return copy(target, source, **options)
+
+        monkeypatch.setattr(Tensor, "copy_", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            population.put([3, 4], states([30, 40]))
+        monkeypatch.setattr(Tensor, "copy_", copy)
+        assert population.met == [1, 2]
+        population.put([4], states([41]))
+        assert same_bits(population.get([1, 2, 3, 4], fresh), states([10, 20, -3, 41]))
+
+    def test_states_of_another_shape_are_refused(self):
+        with pytest.raises(ValueError, match="zip"):
+            on_host().put([1], (torch.zeros(1, 2, 3), torch.zeros(1)))
+
+
+@pytest.mark.parametrize("megabytes", [1, 3, 60, 90, 200, 300])
+def test_blocks_are_nearly_full_when_torch_has_rounded_them_up(monkeypatch, megabytes):
+    taken = []
+    monkeypatch.setattr(module, "staging", lambda shape, *_: taken.append(math.prod(shape)) or torch.empty(0, 0))
+    with pytest.raises(IndexError):  # there is no memory behind it
+        OnHost(10_000, torch.zeros(megabytes, 250_000, device="meta"), torch.device("meta")).put([0], torch.zeros(1))
+    (size,) = taken
+    assert size > 7 / 8 * 2 ** math.ceil(math.log2(size))
+    assert size >= 7 / 8 * 2**28
+
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 class TestBesideAGpu:
@@ -183,11 +232,18 @@ class TestBesideAGpu:
                 busy = torch.tanh(busy @ busy)
             clients = [(round + step) % SIZE for step in range(6)]
             before = wide.get(clients, lambda new: torch.zeros(len(new), 100_000, device=gpu))
-            values[clients] += round + busy[0, 0].nan_to_num() * 0
-            wide.put(clients, before + round + busy[0, 0].nan_to_num() * 0)
+            values[clients] += round
+            wide.put(clients, before + round)
         met = wide.met
-        assert torch.equal(wide.tensors()["clients"], values[met].cpu())
-        assert torch.equal(wide.get(met, fresh), values[met])
+        before = wide.get(met, fresh)
+        for copies in (wide.tensors, lambda: wide.checkpoint(Path())["clients"].take(slice(None))):
+            for _ in range(20):
+                busy = torch.tanh(busy @ busy)
+            before = before + 1 + 0 * busy[0, 0]
+            wide.put(met, before)
+            found = copies()
+            assert torch.equal(found["clients"] if isinstance(found, dict) else found, before.cpu())
+        assert torch.equal(wide.get(met, fresh), values[met] + 2)
 
     def test_a_federation_trains_to_the_same_bits(self):
         one, other = (
@@ -554,6 +610,27 @@ class TestRuns:
         next(rest)
         assert str(tmp_path / "run" / runs.STATE) not in Path("/proc/self/maps").read_text()
         rest.close()
+
+    @pytest.mark.parametrize("before", ["device", "host"])
+    def test_a_resumed_run_may_let_its_clients_rest_elsewhere(self, tmp_path, before):
+        """As it is told to when memory has run out."""
+        settings = [*MANY, "execution.checkpoint_seconds=0"]
+        list(execute(load_experiment(None, settings), tmp_path / "whole", [1]))
+        steps = execute(load_experiment(None, [*settings, f"execution.resting={before}"]), tmp_path / "run", [1])
+        next(steps), next(steps)
+        steps.close()
+        list(execute(load_experiment(None, settings), tmp_path / "run", [1], resume=True))
+        assert runs.read(tmp_path / "run").info["plan"]["resting"] == "file"
+        one, other = (pfedbayes.load(tmp_path / name).tensors() for name in ("run", "whole"))
+        assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+        back = execute(
+            load_experiment(None, [*MANY, "execution.resting=host", "training.rounds=9"]),
+            tmp_path / "run",
+            [1],
+            resume=True,
+        )
+        with pytest.raises(UserError, match=r"rest in a file: set execution\.resting=file"):
+            next(back)
 
     def test_another_runs_file_is_refused_on_resume(self, tmp_path):
         for seed in (1, 2):

@@ -18,6 +18,7 @@ from torch import Tensor
 from pfedbayes.clients import LocalTraining, Trained, Views, Work
 from pfedbayes.data import Shards, positions_of_many
 from pfedbayes.errors import Diverged, UserError
+from pfedbayes.memory import to_device
 from pfedbayes.methods.base import Method, Shard, State
 from pfedbayes.nets import Init, Model
 from pfedbayes.optim import Adam, Momentum, adam, adam_init, momentum, momentum_init
@@ -496,8 +497,7 @@ class Federation(Prediction):
 
     def _send(self, values: NDArray[Any]) -> Tensor:
         """To the device, without waiting for it."""
-        tensor = torch.from_numpy(np.ascontiguousarray(values))
-        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+        return to_device(torch.from_numpy(np.ascontiguousarray(values)), self.device)
 
     # State on disk
 

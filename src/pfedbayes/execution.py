@@ -102,7 +102,9 @@ def _execute(
         writer.write(runs.CONFIG, to_toml(experiment.sections()))
         if plan is None:
             info = _describe(federation, experiment.evaluation, experiment.digest(seeds))
-            writer.write(runs.INFO, json.dumps(info, indent=1) + "\n")
+        else:
+            info = runs.read(writer.folder).info | {"plan": dataclasses.asdict(plan)}
+        writer.write(runs.INFO, json.dumps(info, indent=1) + "\n")
         if shards.preprocessing:
             writer.write(runs.PREPROCESSING, shards.preprocessing.to_json())
         writer.truncate_log(checkpoint.log_bytes if checkpoint else 0)
@@ -211,7 +213,8 @@ def other_config(run: runs.Run, experiment: Experiment, seeds: Sequence[int]) ->
 def _previous(
     folder: Path, experiment: Experiment, seeds: Sequence[int], resume: bool
 ) -> tuple[Plan | None, runs.Checkpoint | None]:
-    """The recorded plan and the checkpoint to go on from, once the folder is seen to fit the experiment."""
+    """The recorded plan and the checkpoint to go on from, once the folder is seen to fit the experiment. Of the plan
+    clients alone may be told to rest elsewhere, since that changes no bits."""
     if not (folder / runs.INFO).exists():
         own = {
             runs.CONFIG,
@@ -232,7 +235,8 @@ def _previous(
         raise UserError(
             f"{folder} was run on a GPU and torch sees none: go on where there is one, or give another --out"
         )
-    return plan, runs.read_checkpoint(folder)
+    resting = experiment.execution.resting or plan.resting
+    return dataclasses.replace(plan, resting=resting), runs.read_checkpoint(folder)
 
 
 def _refuse_other_data(run: runs.Run, shards: Shards) -> None:

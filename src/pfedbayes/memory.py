@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 # Of mallopt, from glibc's malloc.h.
@@ -51,6 +52,16 @@ def without_collecting() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def give_back_locked_memory() -> None:
+    """Let the system have page-locked memory that nobody uses any more; the oldest versions of torch keep it."""
+    getattr(torch.accelerator, "empty_host_cache", lambda: None)()
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """The values on a device. A GPU is not waited for: it fetches them when it comes to that."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
 
 def in_memory(values: Tensor) -> Tensor:

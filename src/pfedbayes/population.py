@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import math
 import os
+import re
 import tempfile
 import weakref
 import zlib
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from pfedbayes.errors import UserError
-from pfedbayes.memory import host_memory
+from pfedbayes.memory import give_back_locked_memory, host_memory, to_device
 from pfedbayes.methods.base import State
 from pfedbayes.tensor_files import Rows
 from pfedbayes.trees import leaves, named_leaves, rebuild, tree_map
@@ -31,9 +32,9 @@ Move = Callable[[int, list[memoryview], int], int]  # os.preadv or os.pwritev
 
 SMALL_SHARE = 1 / 16  # of the device's memory: what may lie there without being trained
 HOST_SHARE = 1 / 3  # of the host's memory: the rest is for all else, and for others
-BLOCK_BYTES = 2**28  # of page-locked memory at a time: a power of two, to which torch rounds it up
+BLOCK_BYTES, FEWEST_ROWS = 2**28, 8  # of page-locked memory at a time, at least
 WIDEST = 16  # bytes of a number: where a leaf may begin
-PER_ROUND = 4  # copies of the states in training that a round makes: received, gathered, trained, on their way
+PER_ROUND = 4  # copies of the states in training that a round makes: received, gathered, trained, kept
 
 
 @cache
@@ -54,16 +55,15 @@ class Population(ABC):
 
     def get(self, clients: Sequence[int], fresh: Callable[[Sequence[int]], State]) -> State:
         """Stacked states of these clients, on the device; those that were not met before have fresh ones."""
-        known = [client for client in clients if self._has(client)]
-        if len(known) == len(clients):
-            return self._read(known)
-        new = [client for client in clients if not self._has(client)]
-        enrolled = fresh(new)
+        known = [n for n, client in enumerate(clients) if self._has(client)]
+        new = [n for n, client in enumerate(clients) if not self._has(client)]
+        if not new:
+            return self._read(clients)
+        enrolled = fresh([clients[n] for n in new])
         if not known:
             return enrolled
-        kept = self._read(known)
-        place = {client: n for n, client in enumerate(clients)}
-        places = [torch.tensor([place[client] for client in part], device=self._device) for part in (known, new)]
+        kept = self._read([clients[n] for n in known])
+        places = [self._index(part) for part in (known, new)]
 
         def merge(*parts: Tensor) -> Tensor:
             merged = parts[0].new_empty((len(clients), *parts[0].shape[1:]))
@@ -72,6 +72,9 @@ class Population(ABC):
             return merged
 
         return tree_map(merge, kept, enrolled)
+
+    def _index(self, places: Sequence[int]) -> Tensor:
+        return to_device(torch.tensor(places), self._device)
 
     @abstractmethod
     def put(self, clients: Sequence[int], states: State) -> None:
@@ -86,8 +89,8 @@ class Population(ABC):
         """What has to be written down, before states change, to find them again; a file of states is forced to disk at
         `path`."""
 
-    def settle(self) -> None:  # noqa: B027, a file has nothing to do
-        """Wait for states that are on their way to where they rest."""
+    def settle(self) -> None:  # noqa: B027, where nobody is ahead there is nothing to do
+        """Wait until states are where they rest."""
 
     def saved(self) -> None:  # noqa: B027, memory has nothing to do
         """The checkpoint has been written: what only the one before it referred to is needed no more."""
@@ -128,7 +131,7 @@ class InMemory(Population):
         return self._states if self._all(clients) else self._select(clients)
 
     def _select(self, clients: Sequence[int]) -> State:
-        rows = torch.tensor(clients, device=self._device)
+        rows = self._index(clients)
         return tree_map(lambda leaf: leaf.index_select(0, rows), self._states)
 
     def put(self, clients: Sequence[int], states: State) -> None:
@@ -138,7 +141,7 @@ class InMemory(Population):
             if self._states is None:
                 with _refused_memory(self._size, states):
                     self._states = tree_map(self._allocate, states)
-            rows = torch.tensor(clients, device=self._device)
+            rows = self._index(clients)
             for old, new in zip(leaves(self._states), leaves(states), strict=True):
                 old.index_copy_(0, rows, new.to(self._device))
         self._met.update(dict.fromkeys(clients))
@@ -149,7 +152,7 @@ class InMemory(Population):
     def checkpoint(self, path: Path) -> dict[str, Tensor | Rows]:
         if not self.met:
             return {}
-        rows = torch.tensor(self.met, device=self._device)
+        rows = self._index(self.met)
 
         def rows_of(leaf: Tensor) -> Rows:
             return Rows(leaf[0], len(rows), lambda part: leaf.index_select(0, rows[part]))
@@ -157,7 +160,7 @@ class InMemory(Population):
         return {name: rows_of(leaf) for name, leaf in named_leaves(self._states, "clients")}
 
     def _copy(self) -> State:
-        return to_host(self._select(self.met))
+        return tree_map(Tensor.cpu, self._select(self.met))
 
 
 class OnHost(Population):
@@ -176,7 +179,10 @@ class OnHost(Population):
         for leaf in self._leaves:
             self._places.append(slice(self._row_bytes, self._row_bytes + leaf.nbytes))
             self._row_bytes += leaf.nbytes + -leaf.nbytes % WIDEST
-        self._per_block = min(size, max(1, BLOCK_BYTES // max(1, self._row_bytes)))
+        self._row_bytes = max(WIDEST, self._row_bytes)
+        # A power of two, to which torch rounds it up, that many rows nearly fill.
+        block_bytes = max(BLOCK_BYTES, 1 << (FEWEST_ROWS * self._row_bytes - 1).bit_length())
+        self._per_block = min(size, block_bytes // self._row_bytes)
         self._blocks: list[Tensor] = []
         self._rows: dict[int, Tensor] = {}
 
@@ -191,21 +197,21 @@ class OnHost(Population):
         rows = torch.empty((len(clients), self._row_bytes), dtype=torch.uint8, device=self._device)
         for client, row in zip(clients, rows, strict=True):
             row.copy_(self._rows[client], non_blocking=True)
-        return self._rebuild(lambda leaf: self._column(leaf, rows).contiguous())
+        return self._rebuild(lambda leaf: self._column(leaf, rows).clone(memory_format=torch.contiguous_format))
 
     def put(self, clients: Sequence[int], states: State) -> None:
-        new = [client for client in clients if client not in self._rows]
+        new = [client for client in dict.fromkeys(clients) if client not in self._rows]
         while len(self._blocks) * self._per_block < len(self._rows) + len(new):
             with _refused_memory(self._size, states):
                 self._blocks.append(staging((self._per_block, self._row_bytes), torch.uint8, self._device))
         rows = torch.empty((len(clients), self._row_bytes), dtype=torch.uint8, device=self._device)
-        for number, leaf in enumerate(leaves(states)):
+        for number, leaf in zip(range(len(self._leaves)), leaves(states), strict=True):
             self._column(number, rows).copy_(leaf)
-        for client in new:
-            block, row = divmod(len(self._rows), self._per_block)
-            self._rows[client] = self._blocks[block][row]
+        places = (divmod(n, self._per_block) for n in range(len(self._rows), len(self._rows) + len(new)))
+        added = {client: self._blocks[block][row] for client, (block, row) in zip(new, places, strict=True)}
         for client, row in zip(clients, rows, strict=True):
-            self._rows[client].copy_(row, non_blocking=True)
+            (added[client] if client in added else self._rows[client]).copy_(row, non_blocking=True)
+        self._rows |= added  # last: an interrupt enrols nobody without a state
 
     def _column(self, leaf: int, rows: Tensor) -> Tensor:
         """One leaf of the states in rows of bytes, over the same memory."""
@@ -228,6 +234,10 @@ class OnHost(Population):
         names = [name for name, _ in named_leaves(self._template, "clients")]
         rows = [Rows(like, len(self._rows), partial(self._stacked, leaf)) for leaf, like in enumerate(self._leaves)]
         return dict(zip(names, rows, strict=True)) if self.met else {}
+
+    def close(self) -> None:
+        self._rows, self._blocks = {}, []
+        give_back_locked_memory()
 
     def _copy(self) -> State:
         self.settle()
@@ -448,7 +458,9 @@ def _refused_memory(size: int, states: State) -> Iterator[None]:
     """Turn the refusal of memory for so many states into one clear line."""
     try:
         yield
-    except RuntimeError:  # also the GPU's way to say so
+    except RuntimeError as error:  # also the GPU's way to say so
+        if not re.search("out of memory|allocate", str(error)):
+            raise
         total = size * sum(leaf[0].nbytes for leaf in leaves(states))
         raise UserError(
             f"the states of {size} clients take {total / 1e9:.1f} GB, which the memory does not have: "
@@ -476,7 +488,7 @@ def _send(leaf: Tensor) -> Tensor:
 
 
 def staging(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """An empty tensor on the host for values on their way to or from `device`: page-locked where that is faster."""
+    """An empty tensor on the host for values that go to or come from `device`: page-locked where that is faster."""
     return torch.empty(*shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 

@@ -14,6 +14,7 @@ import torch
 
 from pfedbayes import execution, runs
 from pfedbayes.errors import Diverged, UserError
+from pfedbayes.memory import give_back_locked_memory
 from pfedbayes.report import scores
 from pfedbayes.report.scores import Record
 from pfedbayes.sweep.cells import Cell
@@ -100,6 +101,7 @@ def _free_memory() -> None:
     if torch.cuda.is_available():
         torch.compiler.reset()
         torch.cuda.empty_cache()
+        give_back_locked_memory()
 
 
 def _one_line(error: Exception) -> str:
