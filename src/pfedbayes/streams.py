@@ -80,8 +80,11 @@ def normals(shape: tuple[int, ...], seeds: Sequence[int], dtype: torch.dtype, de
         _fill(out, seeds)
     else:  # torch draws with one thread
         each = -(-len(seeds) // threads)
-        shares = [seeds[start : start + each] for start in range(0, len(seeds), each)]
-        list(_workers(threads).map(_fill, torch.split(out, each), shares))
+        shares = [(out[start : start + each], seeds[start : start + each]) for start in range(0, len(seeds), each)]
+        others = [_workers(threads).submit(_fill, *share) for share in shares[1:]]
+        _fill(*shares[0])  # by this thread: of two that are woken both may find themselves on one core
+        for other in others:
+            other.result()
     return out
 
 
