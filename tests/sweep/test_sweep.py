@@ -234,6 +234,14 @@ class TestRunning:
         with pytest.raises(UserError, match=r"training.local_steps was 2 and is 3.*--redo"):
             sweep(["fedavg sliding"])
 
+    def test_a_cell_that_was_made_again_elsewhere_takes_the_place_of_the_old_one(self, sweep):
+        known, again = sweep.folder / "known.json", sweep.folder / "again.json"
+        sweep(["fedavg sliding"], results=known)
+        sweep.write(sweep.text.replace("seeds = 2", "seeds = 1\nset.training.local_steps = 3"))
+        sweep(["fedavg sliding"], results=again, out=sweep.folder / "elsewhere")
+        sweep(["fedavg sliding"], results=known, out=sweep.folder / "new", imports=(again,), collect=True)
+        assert results(known) == results(again)
+
     def test_a_changed_cell_under_way_is_not_mixed_either(self, sweep):
         sweep(["fedavg sliding"], stopped=after(3))
         sweep.write(sweep.text.replace("seeds = 2", "seeds = 2\nset.training.local_steps = 3"))

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from pfedbayes import runs
 from pfedbayes.errors import UserError
@@ -73,12 +74,21 @@ def gather(out: Path, files: Iterable[Path] = ()) -> Results:
 
 
 def merge(results: Results, later: Results) -> Results:
-    """Both of them; of a seed of a cell that is in both, the later records."""
+    """Both of them. Of a seed of a cell that is in both, the later records; of a cell that was made again with other
+    settings, the later ones alone."""
     both = dict(results)
     for name, records in later.items():
-        anew = {record["seed"] for record in records}
-        both[name] = [record for record in results.get(name, []) if record["seed"] not in anew] + records
+        before, anew = results.get(name, []), {record["seed"] for record in records}
+        if _made_with(before) != _made_with(records):
+            before = []
+        both[name] = [record for record in before if record["seed"] not in anew] + records
     return both
+
+
+def _made_with(records: Iterable[Record]) -> dict[str, Any]:
+    """The settings of a cell but for its seeds."""
+    settings: dict[str, Any] = next((record["settings"] for record in records if "settings" in record), {})
+    return {key: value for key, value in settings.items() if key != "seeds"}
 
 
 def seeds_to_do(cell: Cell, results: Results) -> tuple[int, ...]:
