@@ -63,9 +63,9 @@ def in_memory() -> InMemory:
     return InMemory(SIZE, HOST)
 
 
-def on_host(template=state(0), device: torch.device = HOST) -> OnHost:  # noqa: B008, nothing changes it
-    """The host itself stands for a GPU, if not given: it copies at once what a GPU would copy when it comes to that."""
-    return OnHost(SIZE, template, device)
+def on_host(template=state(0)) -> OnHost:  # noqa: B008, nothing changes it
+    """The host itself stands for a GPU: it copies at once what a GPU would copy when it comes to that."""
+    return OnHost(SIZE, template, HOST)
 
 
 @pytest.fixture(params=[in_memory, on_host, in_file], ids=["memory", "host", "file"])

@@ -44,19 +44,21 @@ def _movers(process: int) -> ThreadPoolExecutor:
 
 
 class Population(ABC):
-    """The states of the clients met so far, by number; `_device` is where they are trained."""
+    """The states of the clients met so far, by number; `_device` is where they are trained, `_place` where each
+    client's state is, in the order in which they were first met."""
 
     _device: torch.device
+    _place: dict[int, Any]
 
     @property
-    @abstractmethod
     def met(self) -> list[int]:
         """The clients that have a state, in the order in which they were first met."""
+        return list(self._place)
 
     def get(self, clients: Sequence[int], fresh: Callable[[Sequence[int]], State]) -> State:
         """Stacked states of these clients, on the device; those that were not met before have fresh ones."""
-        known = [n for n, client in enumerate(clients) if self._has(client)]
-        new = [n for n, client in enumerate(clients) if not self._has(client)]
+        known = [n for n, client in enumerate(clients) if client in self._place]
+        new = [n for n, client in enumerate(clients) if client not in self._place]
         if not new:
             return self._read(clients)
         enrolled = fresh([clients[n] for n in new])
@@ -99,9 +101,6 @@ class Population(ABC):
         """Give back what the population holds; it cannot be used any more."""
 
     @abstractmethod
-    def _has(self, client: int) -> bool: ...
-
-    @abstractmethod
     def _read(self, clients: Sequence[int]) -> State: ...
 
     @abstractmethod
@@ -114,15 +113,8 @@ class InMemory(Population):
 
     def __init__(self, size: int, device: torch.device) -> None:
         self._size, self._device = size, device
-        self._met: dict[int, None] = {}
+        self._place: dict[int, int] = {}  # a client has the row of its number
         self._states: State = None
-
-    @property
-    def met(self) -> list[int]:
-        return list(self._met)
-
-    def _has(self, client: int) -> bool:
-        return client in self._met
 
     def _all(self, clients: Sequence[int]) -> bool:
         return len(clients) == self._size and list(clients) == list(range(self._size))
@@ -144,7 +136,7 @@ class InMemory(Population):
             rows = self._index(clients)
             for old, new in zip(leaves(self._states), leaves(states), strict=True):
                 old.index_copy_(0, rows, new.to(self._device))
-        self._met.update(dict.fromkeys(clients))
+        self._place |= zip(clients, clients, strict=True)
 
     def _allocate(self, leaf: Tensor) -> Tensor:
         return leaf.new_empty((self._size, *leaf.shape[1:]), device=self._device)
@@ -184,34 +176,27 @@ class OnHost(Population):
         block_bytes = max(BLOCK_BYTES, 1 << (FEWEST_ROWS * self._row_bytes - 1).bit_length())
         self._per_block = min(size, block_bytes // self._row_bytes)
         self._blocks: list[Tensor] = []
-        self._rows: dict[int, Tensor] = {}
-
-    @property
-    def met(self) -> list[int]:
-        return list(self._rows)
-
-    def _has(self, client: int) -> bool:
-        return client in self._rows
+        self._place: dict[int, Tensor] = {}  # rows of the blocks
 
     def _read(self, clients: Sequence[int]) -> State:
         rows = torch.empty((len(clients), self._row_bytes), dtype=torch.uint8, device=self._device)
         for client, row in zip(clients, rows, strict=True):
-            row.copy_(self._rows[client], non_blocking=True)
+            row.copy_(self._place[client], non_blocking=True)
         return self._rebuild(lambda leaf: self._column(leaf, rows).clone(memory_format=torch.contiguous_format))
 
     def put(self, clients: Sequence[int], states: State) -> None:
-        new = [client for client in dict.fromkeys(clients) if client not in self._rows]
-        while len(self._blocks) * self._per_block < len(self._rows) + len(new):
+        new = [client for client in dict.fromkeys(clients) if client not in self._place]
+        while len(self._blocks) * self._per_block < len(self._place) + len(new):
             with _refused_memory(self._size, states):
                 self._blocks.append(staging((self._per_block, self._row_bytes), torch.uint8, self._device))
         rows = torch.empty((len(clients), self._row_bytes), dtype=torch.uint8, device=self._device)
         for number, leaf in zip(range(len(self._leaves)), leaves(states), strict=True):
             self._column(number, rows).copy_(leaf)
-        places = (divmod(n, self._per_block) for n in range(len(self._rows), len(self._rows) + len(new)))
+        places = (divmod(n, self._per_block) for n in range(len(self._place), len(self._place) + len(new)))
         added = {client: self._blocks[block][row] for client, (block, row) in zip(new, places, strict=True)}
         for client, row in zip(clients, rows, strict=True):
-            (added[client] if client in added else self._rows[client]).copy_(row, non_blocking=True)
-        self._rows |= added  # last: an interrupt enrols nobody without a state
+            (added[client] if client in added else self._place[client]).copy_(row, non_blocking=True)
+        self._place |= added  # last: an interrupt enrols nobody without a state
 
     def _column(self, leaf: int, rows: Tensor) -> Tensor:
         """One leaf of the states in rows of bytes, over the same memory."""
@@ -220,7 +205,7 @@ class OnHost(Population):
 
     def _stacked(self, leaf: int, part: slice) -> Tensor:
         """One leaf of those that were met, or of a part of them."""
-        return torch.cat([self._column(leaf, row[None]) for row in list(self._rows.values())[part]])
+        return torch.cat([self._column(leaf, row[None]) for row in list(self._place.values())[part]])
 
     def _rebuild(self, make: Callable[[int], Tensor]) -> State:
         return rebuild(self._template, [make(leaf) for leaf in range(len(self._leaves))])
@@ -232,11 +217,11 @@ class OnHost(Population):
     def checkpoint(self, path: Path) -> dict[str, Tensor | Rows]:
         self.settle()
         names = [name for name, _ in named_leaves(self._template, "clients")]
-        rows = [Rows(like, len(self._rows), partial(self._stacked, leaf)) for leaf, like in enumerate(self._leaves)]
+        rows = [Rows(like, len(self._place), partial(self._stacked, leaf)) for leaf, like in enumerate(self._leaves)]
         return dict(zip(names, rows, strict=True)) if self.met else {}
 
     def close(self) -> None:
-        self._rows, self._blocks = {}, []
+        self._place, self._blocks = {}, []
         give_back_locked_memory()
 
     def _copy(self) -> State:
@@ -266,16 +251,9 @@ class InFile(Population):
         self._saved: set[int] = set()  # rows of the last checkpoint
 
     @property
-    def met(self) -> list[int]:
-        return list(self._place)
-
-    @property
     def rows(self) -> int:
         """How many rows the file has, free ones included."""
         return self._end
-
-    def _has(self, client: int) -> bool:
-        return client in self._place
 
     def _read(self, clients: Sequence[int]) -> State:
         return tree_map(lambda leaf: leaf.to(self._device, non_blocking=True), self._load(clients, self._device))
