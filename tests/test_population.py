@@ -518,14 +518,14 @@ class TestFederation:
         ours = trained(method, 2, training=FEW, plan=Plan(threads=1, resting=resting))
         pfedbayes.save(ours, tmp_path / "mine")
         assert (tmp_path / "mine" / runs.CLIENTS).exists() == (resting == "file")
-        back = pfedbayes.load(tmp_path / "mine", make_shards(), model_for(method))
+        back = pfedbayes.load(tmp_path / "mine", make_shards(), model_for(method), device="cpu")
         assert back.plan.resting == resting
         for _ in range(2):
             ours.train_round()
             back.train_round()
         assert all(torch.equal(tensor, back.tensors()[name]) for name, tensor in ours.tensors().items())
         pfedbayes.save(back, tmp_path / "mine")
-        again = pfedbayes.load(tmp_path / "mine", make_shards(), model_for(method))
+        again = pfedbayes.load(tmp_path / "mine", make_shards(), model_for(method), device="cpu")
         assert all(torch.equal(tensor, again.tensors()[name]) for name, tensor in ours.tensors().items())
 
     @pytest.mark.parametrize("resting", RESTING)
@@ -537,7 +537,7 @@ class TestFederation:
         put, sizes = InMemory.put, []
         monkeypatch.setattr(InMemory, "put", lambda *args: (sizes.append(len(args[1])), put(*args)))
         pfedbayes.save(ours, tmp_path / "mine")
-        back = pfedbayes.load(tmp_path / "mine", make_shards(), model_for(PFedBayes()))
+        back = pfedbayes.load(tmp_path / "mine", make_shards(), model_for(PFedBayes()), device="cpu")
         assert sizes == ([] if resting == "file" else [2, 2])
         assert back.population.met == ours.population.met
         assert all(torch.equal(tensor, back.tensors()[name]) for name, tensor in ours.tensors().items())

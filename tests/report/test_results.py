@@ -199,8 +199,8 @@ class TestThePaper:
         for cell in cells:
             assert cell.experiment.training.rounds == 800
             usual = 3 if cell.facts["dataset"] == "cifar10" else 5
-            slow = (cell.facts["method"], cell.facts["dataset"]) == ("pfedme", "cifar10")  # five gradients a step
-            assert len(cell.seeds) == (1 if slow else usual) or cell.facts["method"] == "pfedgp"
+            slow = (cell.facts["method"], cell.facts["size"]) == ("pfedgp", "large")
+            assert len(cell.seeds) == (1 if slow else usual)
 
 
 class TestTables:
