@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -113,3 +114,13 @@ def test_a_foreign_folder_and_a_damaged_state_are_named(tmp_path):
     with pytest.raises(UserError, match="is damaged"):
         runs.read_checkpoint(tmp_path)
     assert runs.read_checkpoint(tmp_path / "elsewhere") is None
+
+
+def test_code_is_told_apart_by_its_files(tmp_path, monkeypatch):
+    assert re.fullmatch("[0-9a-f]{16}", runs.describe_code()["source"])
+    monkeypatch.setattr(runs, "__file__", str(tmp_path / "runs.py"))
+    found = set()
+    for name, text in (("runs.py", "a"), ("runs.py", "b"), ("other.py", "b")):
+        (tmp_path / name).write_text(text)
+        found.add(runs.describe_code()["source"])
+    assert len(found) == 3

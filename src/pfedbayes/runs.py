@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import platform
@@ -244,8 +245,11 @@ def _cpu_name() -> str:
 
 
 def describe_code() -> dict[str, Any]:
-    """Version of the package and, in a checkout, its commit."""
+    """Version of the package, a digest of its source files and, in a checkout, its commit."""
     here = Path(__file__).parent
+    source = hashlib.sha256()
+    for path in sorted(here.rglob("*.py")):
+        source.update(f"{path.relative_to(here).as_posix()}\0".encode() + path.read_bytes() + b"\0")
     git = ["git", "-C", str(here)]
     commit = None
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -257,7 +261,7 @@ def describe_code() -> dict[str, Any]:
                 [*git, "describe", "--always", "--dirty"], check=False, capture_output=True, timeout=10, text=True
             )
             commit = found.stdout.strip() or None
-    return {"version": pfedbayes.__version__, "commit": commit}
+    return {"version": pfedbayes.__version__, "commit": commit, "source": source.hexdigest()[:16]}
 
 
 def now() -> str:

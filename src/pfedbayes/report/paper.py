@@ -47,9 +47,7 @@ STUDIES = {
     "overlap": "Clients that each draw from all images, so that one is tested on what others train on: accuracy on "
     "test data, rounds 700 to 800",
 }
-ROUNDS_SCORED = 101  # rounds 700 to 800
 NOTHING = "–"
-WITHIN = 1.5  # points below the paper that need a reason
 
 
 @dataclass(frozen=True)
@@ -58,6 +56,7 @@ class Source:
 
     paper: dict[str, list[dict[str, Any]]]
     records: dict[str, list[Record]]
+    reasons: list[dict[str, str]]  # why cells of Table 1 differ from the paper, by method, model, dataset and size
 
     def find(self, table: str, **wanted: Any) -> list[Record]:
         """The records of a table with these values."""
@@ -69,7 +68,8 @@ def read(folder: Path) -> Source:
     paper = _read_json(folder / "paper.json")
     names = ("table1", "table2", "table3", "tuning", *STUDIES)
     records = {name: _read_json(path) if (path := folder / f"{name}.json").exists() else [] for name in names}
-    return Source(paper, records)
+    reasons = _read_json(path) if (path := folder / "reasons.json").exists() else []
+    return Source(paper, records, reasons)
 
 
 def _read_json(path: Path) -> Any:
@@ -129,7 +129,7 @@ class Line:
         return f"{METHODS[self.method].title} ({', '.join(filter(None, notes))})"
 
 
-def _lines(methods: Sequence[str], variants: Collection[str] = (), prior: bool = False) -> Iterator[Line]:
+def lines_of(methods: Sequence[str], variants: Collection[str] = (), prior: bool = False) -> Iterator[Line]:
     """The rows of a table: models, with estimators where weights are drawn, and those variants of them."""
     for name in methods:
         method = METHODS[name]
@@ -147,13 +147,13 @@ def _lines(methods: Sequence[str], variants: Collection[str] = (), prior: bool =
             yield from (Line(name, model, "one", PUBLIC_NOISE) for model in MODELS)
 
 
-def _variants(preset: str, split: str = "two-block") -> tuple[str, ...]:
+def shown_variants(preset: str, split: str = "two-block") -> tuple[str, ...]:
     """The variants that the tables of a preset show."""
     further = (OUTER_RATE, PUBLIC_NOISE) if preset == "paper" else ()
     return (*PUBLIC.values(), *further) if split == "two-block" else ()
 
 
-def _of_paper(source: Source, line: Line, dataset: str, size: str) -> tuple[float, float] | None:
+def of_paper(source: Source, line: Line, dataset: str, size: str) -> tuple[float, float] | None:
     """The paper's mean and standard deviation."""
     for row in source.paper["table1"]:
         if (row["method"], row["dataset"], row["size"]) == (line.method, dataset, size):
@@ -162,7 +162,7 @@ def _of_paper(source: Source, line: Line, dataset: str, size: str) -> tuple[floa
     return None
 
 
-def _records(source: Source, line: Line, preset: str, split: str, dataset: str, size: str) -> list[Record]:
+def records_of(source: Source, line: Line, preset: str, split: str, dataset: str, size: str) -> list[Record]:
     found = source.find("table1", preset=preset, split=split, dataset=dataset, size=size, method=line.method)
     return [record for record in found if _belongs(record, line.variant)]
 
@@ -177,15 +177,15 @@ def _belongs(record: Record, variant: str) -> bool:
 
 def beside_paper(source: Source, preset: str) -> Table:
     """Scored as in the paper, the best of rounds 700 to 800: paper, ours, difference."""
-    lines = list(_lines(METHODS_OF_THE_PAPER if preset == "paper" else TUNED, _variants(preset)))
+    lines = list(lines_of(METHODS_OF_THE_PAPER if preset == "paper" else TUNED, shown_variants(preset)))
     blocks = []
     for dataset, title in DATASETS.items():
         rows = []
         for line in lines:
             cells, groups = [], []
             for size in SIZES:
-                records = _records(source, line, preset, "two-block", dataset, size)
-                paper = _of_paper(source, line, dataset, size)
+                records = records_of(source, line, preset, "two-block", dataset, size)
+                paper = of_paper(source, line, dataset, size)
                 ours = over_seeds(records, line.model, line.estimator, "best_700_800")
                 groups.append(records)
                 cells += [
@@ -209,8 +209,8 @@ def honest(source: Source, preset: str, split: str) -> Table:
     blocks = []
     for dataset, title in DATASETS.items():
         rows = []
-        for line in _lines(methods, _variants(preset, split), prior=True):
-            groups = [_records(source, line, preset, split, dataset, size) for size in SIZES]
+        for line in lines_of(methods, shown_variants(preset, split), prior=True):
+            groups = [records_of(source, line, preset, split, dataset, size) for size in SIZES]
             cells = [
                 _text(records, over_seeds(records, line.model, line.estimator, name), metric)
                 for records in groups
@@ -222,136 +222,6 @@ def honest(source: Source, preset: str, split: str) -> Table:
     return Table(f"Preset {preset}, {split} labels: no round picked", [*heads, "seeds"], blocks)
 
 
-def remarks(source: Source) -> list[str]:
-    """What Table 1 says of its own account, in sentences."""
-    return [
-        *_against_paper(source),
-        *_among_tuned(source),
-        *_rarely_scored(source),
-        *_in_bfloat16(source),
-        *device_time(source, "table1"),
-    ]
-
-
-def _columns() -> Iterator[tuple[str, str, str]]:
-    return ((dataset, size, model) for dataset in DATASETS for size in SIZES for model in MODELS)
-
-
-def _against_paper(source: Source) -> Iterator[str]:
-    """pFedBayes by ten samples against the paper's mean, and the baselines that are too weak."""
-    for preset in ("tuned", "paper"):
-        gaps, peaks = {}, {}
-        for dataset, size, model in _columns():
-            line = Line("pfedbayes", model, "mc10")
-            records = _records(source, line, preset, "two-block", dataset, size)
-            ours = over_seeds(records, model, "mc10", "best_700_800")
-            paper = _of_paper(source, line, dataset, size)
-            if ours and paper:
-                gaps[f"{DATASETS[dataset]} {size} {model}"] = ours.value - paper[0]
-                peaks[f"{DATASETS[dataset]} {size} {model}"] = _peak(records, model)
-        if gaps:
-            below = [f"{name} ({gap:+.2f}{peaks[name]})" for name, gap in gaps.items() if not gap >= 0]
-            yield (
-                f"pFedBayes ({preset}, ten samples, best of rounds 700 to 800) is at or above the paper's mean in "
-                f"{len(gaps) - len(below)} of {len(gaps)} cells" + (f"; below in {', '.join(below)}." if below else ".")
-            )
-    weak, count = [], 0
-    for line in _lines(METHODS_OF_THE_PAPER[:-1]):
-        for dataset, size, model in _columns():
-            paper = _of_paper(source, line, dataset, size) if model == line.model else None
-            records = _records(source, line, "paper", "two-block", dataset, size)
-            ours = over_seeds(records, model, None, "best_700_800")
-            if paper and ours:
-                count += 1
-                if not ours.value >= paper[0] - WITHIN:
-                    weak.append(
-                        f"{METHODS[line.method].title} {DATASETS[dataset]} {size} ({ours.value - paper[0]:+.2f})"
-                    )
-    if count:
-        yield (
-            f"Of {count} cells of the other methods {count - len(weak)} are within {WITHIN} points of the paper or "
-            "above it" + (f"; the others: {', '.join(weak)}." if weak else ".")
-        )
-
-
-def _peak(records: Sequence[Record], model: str) -> str:
-    """Where a model had been better by a point than it is at the end, by the mean curve over seeds."""
-    curves = [dict(map(tuple, record["curve"][model])) for record in records if "curve" in record]
-    if not curves:
-        return ""
-    mean = {round: sum(curve[round] for curve in curves) / len(curves) for round in curves[0]}
-    best, last = max(mean, key=lambda round: mean[round]), max(mean)
-    if mean[best] < mean[last] + 1:
-        return ""
-    return f": {mean[best]:.2f} at round {best}, {mean[last]:.2f} at round {last}"
-
-
-def _among_tuned(source: Source) -> Iterator[str]:
-    """Whether the tuned pFedBayes is the best of the tuned methods, also as their public code scores them."""
-    for score, title in (("best_700_800", "best"), ("mean_700_800", "mean")):
-        gaps, count = [], 0
-        for dataset, size, model in _columns():
-            found = {}
-            for line in (Line("pfedbayes", model), *_lines(TUNED[1:], _variants("tuned"))):
-                records = _records(source, line, "tuned", "two-block", dataset, size) if line.model == model else []
-                found[line] = over_seeds(records, model, None, score)
-            ours = found.pop(Line("pfedbayes", model))
-            others = {line: estimate for line, estimate in found.items() if estimate}
-            if not ours or not others:
-                continue
-            count += 1
-            first = max(others, key=lambda line: others[line].value)
-            gap = ours.value - others[first].value
-            if not gap >= -max(ours.std or 0, others[first].std or 0):
-                whose = METHODS[first.method].title + (
-                    f", {VARIANTS[first.variant]}" if first.variant != DEFAULT else ""
-                )
-                gaps.append(f"{DATASETS[dataset]} {size} {model} ({gap:+.2f} to {whose})")
-        if count:
-            yield (
-                f"Among the tuned methods, by the {title} of rounds 700 to 800, pFedBayes is the first, or within a "
-                f"standard deviation of it, in {count - len(gaps)} of {count} columns"
-                + (f"; not in {', '.join(gaps)}." if gaps else ".")
-            )
-
-
-def _rarely_scored(source: Source) -> Iterator[str]:
-    """Where the last hundred rounds were not all scored, so that a best of them is a best of fewer."""
-    fewer: dict[str, None] = {}
-    for record in source.records["table1"]:
-        for model in MODELS:
-            for estimator, scored in (record[model] or {}).items():
-                if scored["evaluations"] < ROUNDS_SCORED:
-                    where = f"{DATASETS.get(record['dataset'], record['dataset'])} {record['size']}"
-                    by = f"{METHODS[record['method']].title}, {ESTIMATORS.get(estimator, estimator)}"
-                    fewer[f"{where}, {by}: {scored['evaluations']}"] = None
-    if fewer:
-        yield f"Rounds scored from 700 to 800 where not all {ROUNDS_SCORED} were: {'; '.join(sorted(fewer))}."
-
-
-def _in_bfloat16(source: Source) -> Iterator[str]:
-    half = {
-        f"{DATASETS.get(record['dataset'], record['dataset'])} {METHODS[record['method']].title}": None
-        for record in source.records["table1"]
-        if record.get("precision") == "bf16"
-    }
-    if half:
-        yield f"Networks that ran in bfloat16: {', '.join(sorted(half))}."
-
-
-def device_time(source: Source, table: str) -> Iterator[str]:
-    """How long the runs of a table took, by device."""
-    by_device: dict[str, list[Record]] = {}
-    for record in source.records[table]:
-        by_device.setdefault(record["device"], []).append(record)
-    for device, records in sorted(by_device.items()):
-        count = len({(record["cell"], record["seed"]) for record in records})
-        yield (
-            f"{scores.seconds(records) / 60:.1f} minutes on {device} for {count} runs; cells that ran at the same time "
-            "are counted each."
-        )
-
-
 # Tables 2 and 3
 
 SYMBOLS = {
@@ -360,12 +230,15 @@ SYMBOLS = {
 }  # fmt: skip
 
 
-def _setting(varied: dict[str, Any]) -> str:
+def setting_text(varied: dict[str, Any]) -> str:
     symbols = SYMBOLS | ({"method.eta": "η₂"} if "method.eta_personal" in varied else {})
-    return ", ".join(
-        f"{symbols.get(key, key.partition('.')[2])} = {value if isinstance(value, str) else format(value, 'g')}"
-        for key, value in varied.items()
-    )
+    return ", ".join(f"{symbols.get(key, key.partition('.')[2])} = {_value(value)}" for key, value in varied.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return json.dumps(value)
+    return value if isinstance(value, str) else format(value, "g")
 
 
 def settings_table(source: Source, table: str) -> Table:
@@ -376,6 +249,7 @@ def settings_table(source: Source, table: str) -> Table:
     for row in source.paper[table]:
         method = METHODS[row["method"]]
         cells = []
+        seeds = _seeds([_settings_records(source, table, row, DEFAULT)])
         for model in MODELS:
             variant = PUBLIC.get(row["method"], DEFAULT) if model == "personal" else DEFAULT
             as_paper = _settings_records(source, table, row, variant)
@@ -392,7 +266,7 @@ def settings_table(source: Source, table: str) -> Table:
                 _text(proper, over_seeds(proper, model, None, "mean_700_800")),
                 *(_text(quiet, over_seeds(quiet, model, "one", "best_700_800")) for _ in more),
             ]
-        rows.append((f"{method.title}: {_setting(row['varied'])}", cells))
+        rows.append((f"{method.title}: {setting_text(row['varied'])}", [*cells, seeds]))
     heads = [
         f"{model}: {what}"
         for model in MODELS
@@ -403,7 +277,7 @@ def settings_table(source: Source, table: str) -> Table:
         "table3": "Other methods on medium MNIST; likewise: best of rounds 700 to 800, personal models as the public "
         "code of a method scores them (Per-FedAvg adapted on test data, pFedMe's w, HeurFedAMP's cloud model)",
     }
-    return Table(caption[table], heads, [("", rows)])
+    return Table(caption[table], [*heads, "seeds"], [("", rows)])
 
 
 def _settings_records(source: Source, table: str, row: dict[str, Any], variant: str) -> list[Record]:
@@ -416,7 +290,8 @@ def noise_of_the_paper(source: Source) -> Iterator[str]:
     """How far from the paper's Table 2 we are with noise of standard deviation 1, as the paper says, and with that of
     the public code, in the rows that were run both ways."""
     gaps: dict[str, list[float]] = {DEFAULT: [], PUBLIC_NOISE: []}
-    for row in source.paper["table2"]:
+    rows = {setting_text(row["varied"]): row for row in source.paper["table2"]}  # two of them stand there twice
+    for row in rows.values():
         records = [_settings_records(source, "table2", row, variant) for variant in gaps]
         for model in MODELS:
             literal, public = (over_seeds(each, model, "one", "best_700_800") for each in records)
@@ -440,7 +315,7 @@ def tuning_table(source: Source) -> Table:
         for method in TUNED:
             found: dict[str, list[Record]] = {}
             for record in source.find("tuning", dataset=dataset, method=method, variant=DEFAULT):
-                found.setdefault(_setting(record["varied"]), []).append(record)
+                found.setdefault(setting_text(record["varied"]), []).append(record)
             sizes = {record["size"] for records in found.values() for record in records}
             complete = {key: each for key, each in found.items() if {record["size"] for record in each} == sizes}
             score = {key: value for key, each in complete.items() if math.isfinite(value := scores.overall(each))}
@@ -476,7 +351,7 @@ def _study_table(source: Source, name: str) -> Table:
     for dataset, title in DATASETS.items():
         found: dict[str, list[Record]] = {}
         for record in source.find(name, dataset=dataset, variant=DEFAULT):
-            name_and_setting = filter(None, [METHODS[record["method"]].title, _setting(record["varied"])])
+            name_and_setting = filter(None, [METHODS[record["method"]].title, setting_text(record["varied"])])
             found.setdefault(": ".join(name_and_setting), []).append(record)
         rows = []
         for head, records in found.items():

@@ -8,7 +8,7 @@ from typing import Any
 
 from pfedbayes import runs
 from pfedbayes.methods import METHODS
-from pfedbayes.report import charts, paper
+from pfedbayes.report import charts, paper, remarks
 from pfedbayes.report.charts import Figure
 from pfedbayes.report.page import Table, environment
 from pfedbayes.report.paper import Source
@@ -20,6 +20,11 @@ NOTE = "Written by `pfedbayes results` from the JSON beside it; do not edit."
 ABOUT = (
     "Accuracy in percent, weighted by test images, mean ± standard deviation over seeds. The best of rounds 700 to 800 "
     "is picked on the test data, as in the paper, and is no unbiased estimate. – : not run, or not in the paper."
+)
+TERMS = (
+    "Personal and shared models are the paper's PM and GM. pFedBayes predicts by one draw of the weights (one sample), "
+    "by the average of ten, or by the means of the weights (mean network). Two-block labels: half of the clients have "
+    "the labels 0 to 4, the others 5 to 9; sliding: five labels in a row, from client to client by one."
 )
 ABOUT_TUNING = (
     "A fifth of the training data was held out, and settings are compared on it alone, never on test data; some of "
@@ -68,17 +73,20 @@ def _pages(source: Source) -> Pages:
     first = [
         paper.beside_paper(source, "paper"),
         paper.beside_paper(source, "tuned"),
+        remarks.far_from_paper(source),
         paper.honest(source, "paper", "two-block"),
         paper.honest(source, "tuned", "two-block"),
         paper.honest(source, "paper", "sliding"),
     ]
-    pages: Pages = {"table1": ("Table 1: all methods, data sets and sizes", [ABOUT, *paper.remarks(source)], first)}
+    pages: Pages = {
+        "table1": ("Table 1: all methods, data sets and sizes", [ABOUT, TERMS, *remarks.remarks(source)], first)
+    }
     for name, title in (("table2", "Table 2: settings of pFedBayes"), ("table3", "Table 3: settings of the others")):
         noise = paper.noise_of_the_paper(source) if name == "table2" else ()
-        notes = [ABOUT, *noise, *paper.device_time(source, name)]
+        notes = [ABOUT, *noise, *remarks.device_time(source, name)]
         pages[name] = (title, notes, [paper.settings_table(source, name)])
     if source.records["tuning"]:
-        notes = [ABOUT_TUNING, *paper.device_time(source, "tuning")]
+        notes = [ABOUT_TUNING, *remarks.device_time(source, "tuning")]
         pages["tuning"] = ("How the preset “tuned” was chosen", notes, [paper.tuning_table(source)])
     if studies := paper.study_tables(source):
         pages["studies"] = ("Studies: what explains the tables", [ABOUT_STUDIES], studies)
@@ -116,9 +124,21 @@ def _convergence(source: Source) -> dict[str, Figure]:
             title = f"Figure 2, {size} MNIST: accuracy by round"
             ends = "; ".join(f"{line.label}: {line.y[-1]:.2f} at round {line.x[-1]:g}" for line in series)
             svg = charts.line_chart(title, series, x_label="round", y_label="Accuracy, %", description=ends)
-            caption = "Mean over seeds; pFedBayes by ten samples."
-            figures[f"figure2_{size}"] = Figure(title, svg, caption)
+            figures[f"figure2_{size}"] = Figure(title, svg, f"Mean over seeds.{_course(series)}")
     return figures
+
+
+def _course(series: list[charts.Series]) -> str:
+    """How pFedBayes comes to its end."""
+    own = next((line for line in series if line.label.startswith(METHODS["pfedbayes"].title)), None)
+    if own is None:
+        return ""
+    peak = max(range(len(own.y)), key=own.y.__getitem__)
+    place = 1 + sum(line.y[-1] > own.y[-1] for line in series)
+    return (
+        f" {own.label}, by ten samples: {own.y[peak]:.2f} at round {own.x[peak]:g}, its best, and {own.y[-1]:.2f} at "
+        f"round {own.x[-1]:g}, there in place {place} of {len(series)}."
+    )
 
 
 def _series(label: str, curves: list[list[list[float]]], k: int) -> charts.Series:

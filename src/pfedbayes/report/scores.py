@@ -6,7 +6,7 @@
                        and last; nll and ece at the last round; evaluations, the rounds scored in the last eighth
     device, seconds    where it ran, and this seed's share of the time of the run
     precision          of matrix products: "full", "tf32" or "bf16"; older records do not have it
-    commit             of the code
+    commit, source     of the code, and a digest of its files; older records have no source
     cell, varied       the name of the run in its sweep, and the settings by which it differs from others of its row
     settings, curve    its settings as far as they are not the defaults, and the accuracy of each model over the rounds:
                        in one record for each seed
@@ -97,6 +97,7 @@ def _origin(run: Run) -> dict[str, Any]:
         "precision": run.info["plan"]["precision"],
         "seconds": round(took / len(seeds), 2),
         "commit": run.info["commit"],
+        "source": run.info.get("source"),
     }
 
 

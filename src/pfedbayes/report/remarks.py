@@ -1,0 +1,316 @@
+"""What Table 1 says of its own account: how close to the paper it is and why, who is first, and what limits it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from pfedbayes.methods import METHODS
+from pfedbayes.report import scores, tables
+from pfedbayes.report.page import Table
+from pfedbayes.report.paper import (
+    DATASETS,
+    ESTIMATORS,
+    METHODS_OF_THE_PAPER,
+    NOTHING,
+    PUBLIC,
+    SIZES,
+    TUNED,
+    VARIANTS,
+    Line,
+    Source,
+    lines_of,
+    of_paper,
+    over_seeds,
+    records_of,
+    setting_text,
+    shown_variants,
+)
+from pfedbayes.report.scores import DEFAULT, Record
+from pfedbayes.report.tables import MODELS, Estimate
+
+ROUNDS_SCORED = 101  # rounds 700 to 800
+WITHIN = 1.5  # points from the paper; more need a reason
+BEST = "best_700_800"
+SCORES = {
+    BEST: "the best of rounds 700 to 800",
+    "mean_700_800": "the mean of rounds 700 to 800",
+    "last": "that of round 800",
+}
+
+
+class Cell(NamedTuple):
+    """A model of a method on a data set with the paper's settings: the paper's accuracy and ours."""
+
+    line: Line
+    dataset: str
+    size: str
+    paper: Estimate
+    ours: Estimate
+    records: Sequence[Record]
+
+    @property
+    def column(self) -> str:
+        return _column(self.dataset, self.size, self.line.model)
+
+    @property
+    def gap(self) -> float:
+        return self.ours.value - self.paper.value
+
+
+def remarks(source: Source) -> list[str]:
+    """What Table 1 shows, in sentences."""
+    paper, tuned = (_cells(source, preset) for preset in ("paper", "tuned"))
+    return [
+        *_what_is_tuned(source),
+        *_at_or_above(tuned, "tuned"),
+        *_at_or_above(paper, "paper"),
+        *_tuned_behind(tuned, paper),
+        *_ranks(paper),
+        *_near_paper(paper),
+        *_among_tuned(source),
+        *_rarely_scored(source),
+        *_in_bfloat16(source),
+        *_made_by(source),
+        *device_time(source, "table1"),
+        *(f"With all other sweeps of this folder: {text}" for text in device_time(source, *source.records)),
+    ]
+
+
+def far_from_paper(source: Source) -> Table:
+    """The cells that differ from the paper and need a reason, with it."""
+    blocks = []
+    for dataset, title in DATASETS.items():
+        rows = []
+        for cell in _cells(source, "paper"):
+            below = cell.line.method == "pfedbayes" and not cell.gap >= 0
+            if cell.dataset == dataset and (below or not abs(cell.gap) <= WITHIN):
+                rows.append(
+                    (
+                        f"{cell.line.title}, {cell.size}",
+                        [
+                            *(tables.text("accuracy", each) for each in (cell.paper, cell.ours)),
+                            f"{cell.gap:+.2f}",
+                            _as_public_code(source, cell),
+                            _why(source, cell),
+                        ],
+                    )
+                )
+        if rows:
+            blocks.append((title, rows))
+    heads = ["paper", "ours", "difference", "difference, as the public code scores", "why"]
+    caption = f"Preset paper: more than {WITHIN} points from the paper, or pFedBayes below it, and why"
+    return Table(caption, heads, blocks)
+
+
+def device_time(source: Source, *names: str) -> Iterator[str]:
+    """How long the runs of these tables took, by device."""
+    by_device: dict[str, list[Record]] = {}
+    for record in (record for name in names for record in source.records[name]):
+        by_device.setdefault(record["device"], []).append(record)
+    for device, records in sorted(by_device.items()):
+        count = len({(record["cell"], record["seed"]) for record in records})
+        yield (
+            f"{scores.seconds(records) / 60:.1f} minutes on {device} for {count} runs; cells that ran at the same time "
+            "are counted each."
+        )
+
+
+def _column(dataset: str, size: str, model: str) -> str:
+    return f"{DATASETS[dataset]} {size} {model}"
+
+
+def _columns() -> Iterator[tuple[str, str, str]]:
+    return ((dataset, size, model) for dataset in DATASETS for size in SIZES for model in MODELS)
+
+
+def _cells(source: Source, preset: str) -> list[Cell]:
+    """The cells that the paper has too, by its score, where weights are drawn by ten samples."""
+    found = []
+    for line in lines_of(METHODS_OF_THE_PAPER):
+        if line.estimator in (None, "mc10"):
+            for dataset, size in ((dataset, size) for dataset in DATASETS for size in SIZES):
+                paper = of_paper(source, line, dataset, size)
+                records = records_of(source, line, preset, "two-block", dataset, size)
+                ours = over_seeds(records, line.model, line.estimator, BEST)
+                if paper and ours:
+                    found.append(Cell(line, dataset, size, Estimate(*paper), ours, records))
+    return found
+
+
+def _what_is_tuned(source: Source) -> Iterator[str]:
+    """What the preset "tuned" of pFedBayes changes, by data set."""
+    texts = []
+    for dataset, title in DATASETS.items():
+        paper, tuned = (
+            next((r["settings"] for r in source.find("table1", preset=preset, dataset=dataset, method="pfedbayes",
+                                                    split="two-block", variant=DEFAULT) if "settings" in r), None)
+            for preset in ("paper", "tuned")
+        )  # fmt: skip
+        if paper is not None and tuned is not None:
+            texts.append(
+                f"on {title} {setting_text({key: tuned[key] for key in tuned if tuned[key] != paper.get(key)})}"
+            )
+    if texts:
+        yield f"Preset paper: the paper's settings. Preset tuned changes, for pFedBayes, {'; '.join(texts)}."
+
+
+def _at_or_above(cells: Sequence[Cell], preset: str) -> Iterator[str]:
+    """How often pFedBayes has at least the paper's mean."""
+    own = [cell for cell in cells if cell.line.method == "pfedbayes"]
+    below = [
+        f"{cell.column} ({cell.gap:+.2f}{_peak(cell.records, cell.line.model)})" for cell in own if not cell.gap >= 0
+    ]
+    if own:
+        yield (
+            f"pFedBayes ({preset}, ten samples, best of rounds 700 to 800) is at or above the paper's mean in "
+            f"{len(own) - len(below)} of {len(own)} cells" + (f"; below in {', '.join(below)}." if below else ".")
+        )
+
+
+def _peak(records: Sequence[Record], model: str) -> str:
+    """Where a model had been better by a point than it is at the end, by the mean curve over seeds."""
+    curves = [dict(map(tuple, record["curve"][model])) for record in records if "curve" in record]
+    if not curves:
+        return ""
+    mean = {round: sum(curve[round] for curve in curves) / len(curves) for round in curves[0]}
+    best, last = max(mean, key=lambda round: mean[round]), max(mean)
+    if mean[best] < mean[last] + 1:
+        return ""
+    return f": {mean[best]:.2f} at round {best}, {mean[last]:.2f} at round {last}"
+
+
+def _tuned_behind(tuned: Sequence[Cell], paper: Sequence[Cell]) -> Iterator[str]:
+    """Where pFedBayes does worse with the settings that were chosen than with the paper's."""
+    own = {cell.column: cell.ours.value for cell in paper if cell.line.method == "pfedbayes"}
+    gaps = {cell.column: cell.ours.value - own[cell.column] for cell in tuned if cell.column in own}
+    behind = [f"{column} ({gap:+.2f})" for column, gap in gaps.items() if gap < 0]
+    if behind:
+        yield f"By the same score pFedBayes is worse tuned than with the paper's settings in {', '.join(behind)}."
+
+
+def _ranks(cells: Sequence[Cell]) -> Iterator[str]:
+    """Which of the methods pFedBayes is with the paper's settings, here and in the paper."""
+    ranks = {}
+    for own in cells:
+        if own.line.method == "pfedbayes":
+            others = [cell for cell in cells if cell.column == own.column and cell is not own]
+            ours = 1 + sum(other.ours.value > own.ours.value for other in others)
+            of_paper = 1 + sum(other.paper.value > own.paper.value for other in others)
+            ranks[own.column] = (ours, of_paper, 1 + len(others))
+    if ranks:
+        firsts = [sum(rank[k] == 1 for rank in ranks.values()) for k in (0, 1)]
+        differing = [
+            f"{column}: {ours} of {count} here, {of_paper} there"
+            for column, (ours, of_paper, count) in ranks.items()
+            if ours != of_paper
+        ]
+        yield (
+            f"With the paper's settings pFedBayes is the first of the methods in {firsts[0]} of {len(ranks)} columns, "
+            f"in the paper in {firsts[1]}"
+            + (f"; its place differs in {'; '.join(differing)}." if differing else ", the same ones.")
+        )
+
+
+def _near_paper(cells: Sequence[Cell]) -> Iterator[str]:
+    """How many cells of the other methods are near the paper's."""
+    others = [cell for cell in cells if cell.line.method != "pfedbayes"]
+    below, above = (sum(1 for cell in others if not side * cell.gap <= WITHIN) for side in (-1, 1))
+    if others:
+        yield (
+            f"Of {len(others)} cells of the other methods {len(others) - below} are within {WITHIN} points of the "
+            f"paper or above it, {above} of them above by more than that; {below} are below. A table of their own "
+            "has the reasons, as far as they are known."
+        )
+
+
+def _as_public_code(source: Source, cell: Cell) -> str:
+    """The difference to the paper by what the public code of a method scores: another model, or one sample."""
+    line = cell.line
+    if line.estimator:
+        line = replace(line, estimator="one")
+    elif line.model == "personal" and line.method in PUBLIC:
+        line = replace(line, variant=PUBLIC[line.method])
+    else:
+        return NOTHING
+    records = records_of(source, line, "paper", "two-block", cell.dataset, cell.size)
+    ours = over_seeds(records, line.model, line.estimator, BEST)
+    return f"{ours.value - cell.paper.value:+.2f}" if ours else NOTHING
+
+
+def _why(source: Source, cell: Cell) -> str:
+    """The first reason that fits."""
+    facts = {"method": cell.line.method, "model": cell.line.model, "dataset": cell.dataset, "size": cell.size}
+    for reason in source.reasons:
+        if all(reason.get(key, value) == value for key, value in facts.items()):
+            return reason["why"]
+    return NOTHING
+
+
+def _among_tuned(source: Source) -> Iterator[str]:
+    """Whether the tuned pFedBayes is the best of the tuned methods, also as their public code scores them."""
+    for score, title in SCORES.items():
+        gaps, count = [], 0
+        for dataset, size, model in _columns():
+            found = {}
+            for line in (Line("pfedbayes", model), *lines_of(TUNED[1:], shown_variants("tuned"))):
+                records = records_of(source, line, "tuned", "two-block", dataset, size) if line.model == model else []
+                found[line] = over_seeds(records, model, None, score)
+            ours = found.pop(Line("pfedbayes", model))
+            others = {line: estimate for line, estimate in found.items() if estimate}
+            if not ours or not others:
+                continue
+            count += 1
+            first = max(others, key=lambda line: others[line].value)
+            gap = ours.value - others[first].value
+            if not gap >= -max(ours.std or 0, others[first].std or 0):
+                whose = METHODS[first.method].title + (
+                    f", {VARIANTS[first.variant]}" if first.variant != DEFAULT else ""
+                )
+                gaps.append(f"{_column(dataset, size, model)} ({gap:+.2f} to {whose})")
+        if count:
+            yield (
+                f"Among the tuned methods, by {title}, pFedBayes is the first, or behind it by no more than the larger "
+                f"of their standard deviations, in {count - len(gaps)} of {count} columns"
+                + (f"; not in {', '.join(gaps)}." if gaps else ".")
+            )
+
+
+def _rarely_scored(source: Source) -> Iterator[str]:
+    """Where the last hundred rounds were not all scored, so that a best of them is a best of fewer."""
+    fewer: dict[str, None] = {}
+    for record in source.records["table1"]:
+        for model in MODELS:
+            for estimator, scored in (record[model] or {}).items():
+                if scored["evaluations"] < ROUNDS_SCORED:
+                    where = f"{DATASETS.get(record['dataset'], record['dataset'])} {record['size']}"
+                    by = f"{METHODS[record['method']].title}, {ESTIMATORS.get(estimator, estimator)}"
+                    fewer[f"{where}, {by}: {scored['evaluations']}"] = None
+    if fewer:
+        yield f"Rounds scored from 700 to 800 where not all {ROUNDS_SCORED} were: {'; '.join(sorted(fewer))}."
+
+
+def _in_bfloat16(source: Source) -> Iterator[str]:
+    half = {
+        f"{DATASETS.get(record['dataset'], record['dataset'])} {METHODS[record['method']].title}": None
+        for record in source.records["table1"]
+        if record.get("precision") == "bf16"
+    }
+    if half:
+        yield (
+            f"Networks that ran in bfloat16: {', '.join(sorted(half))}. What that changes was measured on MNIST alone "
+            "(precision.md)."
+        )
+
+
+def _made_by(source: Source) -> Iterator[str]:
+    """Of which code the results are."""
+    commits = {(record["cell"], record["seed"]): record["commit"] for record in source.records["table1"]}
+    unknown = sum(1 for commit in commits.values() if commit is None)
+    changed = sum(1 for commit in commits.values() if commit and commit.endswith("-dirty"))
+    if unknown or changed:
+        yield (
+            f"Of {len(commits)} runs {len(commits) - unknown - changed} were made by the code of a commit, {changed} "
+            f"by that of a commit with files changed since, and of {unknown} the commit was not recorded (table1.json)."
+        )
