@@ -193,3 +193,11 @@ class TestPage:
         at = table.heads.index("Theorem 1")
         ((_, rows),) = table.blocks
         assert [float(cells[at]) > 1000 for _, cells in rows] == [True] * 3
+
+    def test_the_theory_in_words_quotes_the_slopes_of_the_page(self):
+        """docs/theory.md quotes the Hellinger distance, of which the theorem speaks."""
+        words = " ".join((command.FOLDER.parent / "theory.md").read_text().split()).replace("−", "-")
+        page = (command.FOLDER / "theory.md").read_text()
+        slopes = re.findall(r"^\| squared Hellinger distance \| (\S+ \[.*?\]) \|", page, re.MULTILINE)
+        assert len(slopes) == 2
+        assert all(found in words for found in slopes)
