@@ -155,13 +155,14 @@ class TestCommand:
         assert len(json.loads((tmp_path / "theory.json").read_text())["records"]) == len(measured)
 
     def test_when_nothing_is_left_to_measure_the_page_is_written_again(self, tmp_path, measured):
-        asked = ["--out", str(tmp_path), "--replicates", "1"]
+        out = tmp_path / "new"
+        asked = ["--out", str(out), "--replicates", "1"]
         command.main(asked)
-        written = {path: path.read_text() for path in tmp_path.iterdir()}
+        written = {path: path.read_text() for path in out.iterdir()}
         done = len(measured)
-        (tmp_path / "theory.md").unlink()
+        (out / "theory.md").unlink()
         command.main(asked)
-        assert {path: path.read_text() for path in tmp_path.iterdir()} == written
+        assert {path: path.read_text() for path in out.iterdir()} == written
         assert len(measured) == done
 
     def test_sizes_that_no_curve_has_are_refused(self, tmp_path):

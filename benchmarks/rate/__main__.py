@@ -54,6 +54,7 @@ def main(argv: list[str] | None = None) -> None:
     if wanted.rounds:
         units = [dataclasses.replace(unit, rounds=wanted.rounds) for unit in units]
     device = choose_device(wanted.device)
+    wanted.out.mkdir(parents=True, exist_ok=True)
     kept["about"] = {"date": now(), "commit": describe_code()["commit"], "machine": describe_machine()}
     for records in missing(units, wanted.replicates, kept["records"], device):
         kept["records"] += records
