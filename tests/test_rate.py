@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from benchmarks.rate import __main__ as command
-from benchmarks.rate import page
 from benchmarks.rate.functions import draw_functions
 from benchmarks.rate.measure import CLIENTS, measure
-from benchmarks.rate.slopes import errors_of, fit, slope
-from benchmarks.rate.units import CHANGED, CHANGES, MAIN, Unit
+from benchmarks.rate.units import CHANGED, MAIN, Unit
 from pfedbayes import theory
+from pfedbayes.report import rate
+from pfedbayes.report.rate import CHANGES
+from pfedbayes.report.slopes import errors_of, fit, slope
 
 
 class TestFunctions:
@@ -103,7 +104,7 @@ def uncompiled():
 def test_more_data_lower_the_error_and_the_numbers_fit_together(uncompiled):
     few, many = (measure(Unit("", 2.0, 1, size, rounds=20, eta=0.02), 1, "cpu") for size in (20, 500))
     for name in ("hellinger", "l2", "l2_of_mean"):
-        assert page.mean(many, name) < 0.7 * page.mean(few, name)
+        assert rate.mean(many, name) < 0.7 * rate.mean(few, name)
     assert len(few["clients"]) == CLIENTS
     for client in few["clients"]:
         assert client["l2_of_mean"] < client["l2"]
@@ -120,7 +121,8 @@ def made_up(unit, replicate):
     """A record as `measure` gives it, with errors that follow the minimax rate."""
     level = unit.size ** theory.rate_exponent(unit.smoothness, unit.dimension) * (1 + 0.1 * replicate)
     client = {"hellinger": level / 10, "l2": level, "l2_of_mean": level / 2, "log_ratio": 1.0, "kl": 5.0, "sigma": 0.1}
-    return {**dataclasses.asdict(unit), "width": 5, "replicate": replicate, "clients": [client] * 3, "seconds": 1.0}
+    found = {"width": unit.setting.width, "replicate": replicate, "clients": [client] * 3, "seconds": 1.0}
+    return dataclasses.asdict(unit) | found
 
 
 class TestCommand:
@@ -138,24 +140,34 @@ class TestCommand:
         return asked
 
     def test_it_writes_the_page_the_chart_and_the_measurements_and_goes_on_where_it_was(self, tmp_path, measured):
-        out = tmp_path / "theory.md"
-        command.main(["--out", str(out), "--replicates", "2", "--sizes", "50", "400"])
+        command.main(["--out", str(tmp_path), "--replicates", "2", "--sizes", "50", "400"])
         first = len(measured)
         assert first == 2 * (4 + 2 * len(CHANGES))
-        command.main(["--out", str(out), "--replicates", "2", "--sizes", "50", "400", "3200"])
+        command.main(["--out", str(tmp_path), "--replicates", "2", "--sizes", "50", "400", "3200"])
         assert {unit.size for unit, _ in measured[first:]} == {3200}
-        text = out.read_text()
-        assert "| β = 1 | L2 error of the mean prediction | -0.67 [-0.67, -0.67] | -0.67 |" in text
-        assert "| β = 2 | squared Hellinger distance | -0.80 [-0.80, -0.80] | -0.80 |" in text
-        assert all(change in text for change in CHANGES)
+        text = (tmp_path / "theory.md").read_text()
+        one, two = re.findall(r"^### (β = .)\n\n.*slope.*\n.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+        assert (one[0], two[0]) == ("β = 1", "β = 2")
+        assert "| L2 error of the mean prediction | -0.67 [-0.67, -0.67] | -0.67 |" in one[1]
+        assert "| squared Hellinger distance | -0.80 [-0.80, -0.80] | -0.80 |" in two[1]
+        assert all(f"| {change} | " in text for change in CHANGES)
         ElementTree.parse(tmp_path / "theory.svg")  # noqa: S314
-        command.main(["--out", str(out), "--render"])
-        assert out.read_text() == text
         assert len(json.loads((tmp_path / "theory.json").read_text())["records"]) == len(measured)
 
-    def test_without_measurements_there_is_no_page(self, tmp_path):
-        with pytest.raises(command.UserError, match="holds no measurements"):
-            command.main(["--out", str(tmp_path / "theory.md"), "--render"])
+    def test_when_nothing_is_left_to_measure_the_page_is_written_again(self, tmp_path, measured):
+        out = tmp_path / "new"
+        asked = ["--out", str(out), "--replicates", "1"]
+        command.main(asked)
+        written = {path: path.read_text() for path in out.iterdir()}
+        done = len(measured)
+        (out / "theory.md").unlink()
+        command.main(asked)
+        assert {path: path.read_text() for path in out.iterdir()} == written
+        assert len(measured) == done
+
+    def test_sizes_that_no_curve_has_are_refused(self, tmp_path):
+        with pytest.raises(command.UserError, match="choose from 50, 100"):
+            command.main(["--out", str(tmp_path), "--sizes", "7"])
 
     def test_replicates_of_changed_curves_are_few(self):
         todo = command.to_do([*MAIN, *CHANGED], 5, [])
@@ -163,13 +175,30 @@ class TestCommand:
         assert {len(numbers) for unit, numbers in todo.items() if unit.series not in CHANGES} == {5}
 
 
-def test_the_committed_page_is_what_the_committed_measurements_say():
-    kept = json.loads(command.PAGE.with_suffix(".json").read_text())
-    assert command.PAGE.read_text() == page.render(kept)
-    assert command.PAGE.with_suffix(".svg").read_text() == page.chart(kept["records"])
-    (value,) = re.findall(
-        r"^\| β = 2 \| L2 error of the mean prediction \| (-[\d.]+) ", page.render(kept), re.MULTILINE
-    )
-    sizes, errors = errors_of([r for r in kept["records"] if r["series"] == "β = 2"], "l2_of_mean")
-    by_hand = np.polyfit(np.log(sizes), np.log(errors.mean((0, 1))), 1)[0]
-    assert math.isclose(float(value), by_hand, abs_tol=0.005)
+class TestPage:
+    kept = json.loads((command.FOLDER / "theory.json").read_text())
+
+    def table(self, caption):
+        _, _, tables = rate.page(self.kept)
+        return next(table for table in tables if table.caption == caption)
+
+    def test_slopes_are_those_of_the_measurements(self):
+        rows = dict(dict(self.table("The rate").blocks)["β = 2"])
+        sizes, errors = errors_of([r for r in self.kept["records"] if r["series"] == "β = 2"], "l2_of_mean")
+        by_hand = np.polyfit(np.log(sizes), np.log(errors.mean((0, 1))), 1)[0]
+        assert math.isclose(float(rows["L2 error of the mean prediction"][0].split(" ")[0]), by_hand, abs_tol=0.005)
+
+    def test_the_bound_is_as_vacuous_as_it_says(self):
+        table = self.table("The bound at the paper's sizes")
+        assert "It is vacuous at these sizes" in table.notes[0]
+        at = table.heads.index("Theorem 1")
+        ((_, rows),) = table.blocks
+        assert [float(cells[at]) > 1000 for _, cells in rows] == [True] * 3
+
+    def test_the_theory_in_words_quotes_the_slopes_of_the_page(self):
+        """docs/theory.md quotes the Hellinger distance, of which the theorem speaks."""
+        words = " ".join((command.FOLDER.parent / "theory.md").read_text().split()).replace("−", "-")
+        page = (command.FOLDER / "theory.md").read_text()
+        slopes = re.findall(r"^\| squared Hellinger distance \| (\S+ \[.*?\]) \|", page, re.MULTILINE)
+        assert len(slopes) == 2
+        assert all(found in words for found in slopes)

@@ -1,8 +1,9 @@
 """Measure the rate and write the page.
 
-    python -m benchmarks.rate [--device cuda] [--replicates 5] [--out docs/results/theory.md]
+    python -m benchmarks.rate [--device cuda] [--replicates 5] [--out docs/results]
 
-What is measured is kept beside the page, one point of a curve after another; run again, it goes on from there.
+What is measured is kept in theory.json, one point of a curve after another; run again, it goes on from there.
+`pfedbayes results` writes the page from it as well.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from typing import Any
 
 from benchmarks.race import ROOT
 from benchmarks.rate.measure import measure_all
-from benchmarks.rate.page import chart, render
-from benchmarks.rate.units import CHANGED, CHANGED_REPLICATES, CHANGES, MAIN, Unit, unit_of
+from benchmarks.rate.units import CHANGED, CHANGED_REPLICATES, MAIN, SIZES, Unit, unit_of
 from benchmarks.worker import cores
 from pfedbayes.errors import UserError
 from pfedbayes.plan import choose_device
+from pfedbayes.report import results
+from pfedbayes.report.rate import CHANGES
 from pfedbayes.runs import describe_code, describe_machine, now, write_file
 
-PAGE = ROOT / "docs" / "results" / "theory.md"
+FOLDER = ROOT / "docs" / "results"
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -38,31 +40,27 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--replicates", type=int, default=5, help="federations per point, each with its own functions")
     parser.add_argument("--sizes", type=int, nargs="+", default=[], help="only these n")
     parser.add_argument("--rounds", type=int, help="other than the default, to see that it works")
-    parser.add_argument("--out", type=Path, default=PAGE, help="the page; what was measured lies beside it")
-    parser.add_argument("--render", action="store_true", help="measure nothing, make the page from what there is")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="the folder of theory.json and of the page")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> None:
     wanted = arguments(argv)
-    raw = wanted.out.with_name(f"{wanted.out.stem}.json")
+    raw = wanted.out / results.THEORY
     kept = json.loads(raw.read_text()) if raw.exists() else {"records": []}
-    if not wanted.render:
-        units = [unit for unit in (*MAIN, *CHANGED) if not wanted.sizes or unit.size in wanted.sizes]
-        if wanted.rounds:
-            units = [dataclasses.replace(unit, rounds=wanted.rounds) for unit in units]
-        device = choose_device(wanted.device)
-        kept["about"] = {"date": now(), "commit": describe_code()["commit"], "machine": describe_machine()}
-        for records in missing(units, wanted.replicates, kept["records"], device):
-            kept["records"] += records
-            write_file(
-                raw, json.dumps(kept, indent=None, ensure_ascii=False).replace('{"series"', '\n{"series"') + "\n"
-            )
-    if not kept["records"]:
-        raise UserError(f"{raw} holds no measurements: run it without --render")
-    write_file(wanted.out.with_suffix(".svg"), chart(kept["records"]))
-    write_file(wanted.out, render(kept))
-    say(f"wrote {wanted.out}")
+    units = [unit for unit in (*MAIN, *CHANGED) if not wanted.sizes or unit.size in wanted.sizes]
+    if not units:
+        raise UserError(f"no curve has a point at these n: choose from {', '.join(map(str, SIZES))}")
+    if wanted.rounds:
+        units = [dataclasses.replace(unit, rounds=wanted.rounds) for unit in units]
+    device = choose_device(wanted.device)
+    wanted.out.mkdir(parents=True, exist_ok=True)
+    kept["about"] = {"date": now(), "commit": describe_code()["commit"], "machine": describe_machine()}
+    for records in missing(units, wanted.replicates, kept["records"], device):
+        kept["records"] += records
+        write_file(raw, json.dumps(kept, indent=None, ensure_ascii=False).replace('{"series"', '\n{"series"') + "\n")
+    for path in results.write_theory(wanted.out):
+        say(f"wrote {path}")
 
 
 def to_do(units: list[Unit], replicates: int, records: list[dict[str, Any]]) -> dict[Unit, list[int]]:

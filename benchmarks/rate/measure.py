@@ -18,13 +18,11 @@ from pfedbayes.likelihoods import Regression
 from pfedbayes.methods import PFedBayes
 from pfedbayes.nets import Model, Net, mlp
 from pfedbayes.plan import has_compiler
+from pfedbayes.report.rate import DIFFERENCE, DRAWS, SIGMA_EPS
 from pfedbayes.theory import hellinger_squared
 
 CLIENTS = 10
-DIFFERENCE = 0.5  # of the clients' functions, see `draw_functions`
-SIGMA_EPS = 1.0  # as large as the functions: so that what can be learned, and not the optimiser, limits the error
 BATCH = 400
-DRAWS = 50
 POINTS = 2000  # at which a posterior is compared with its function
 
 

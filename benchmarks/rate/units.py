@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from pfedbayes.report.rate import CHANGES
 from pfedbayes.theory import Constants, Setting, chosen_num_params, width_for
 
 
@@ -52,15 +53,6 @@ def unit_of(record: dict[str, Any]) -> Unit:
 SIZES = (50, 100, 200, 400, 800, 1600, 3200)
 FEW_SIZES = (50, 400, 3200)
 MAIN = tuple(Unit(f"β = {beta:g}", beta, dimension=1, size=size) for beta in (1.0, 2.0) for size in SIZES)
-# What bends a curve? The same points, fewer of them, with one thing changed.
-CHANGES: dict[str, dict[str, Any]] = {
-    "no noise in the targets": {"exact": True},
-    "nor in the weights, and no prior": {"exact": True, "zeta": 0.0, "weight_noise": 0.0},
-    "three times the rounds": {"rounds": 1200},
-    "a third of the parameters": {"budget": 5.0},
-    "three times the parameters": {"budget": 45.0},
-    "ζ = 10": {"zeta": 10.0},
-}
 CHANGED = tuple(
     Unit(name, 1.0, dimension=1, size=size, **change) for name, change in CHANGES.items() for size in FEW_SIZES
 )

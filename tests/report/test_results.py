@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -384,7 +385,7 @@ class TestTables:
     def test_the_page_needs_nothing_from_elsewhere(self):
         page = results.render(FOLDER)["results.html"]
         assert page.startswith("<!doctype html>")
-        assert not re.search(r'(?:src|href)="(?!data:)', page)
+        assert not re.search(r'(?:src|href)="(?!data:|#)', page)
         assert all(f"Table {number}" in page for number in (1, 2, 3))
 
     def test_a_folder_that_holds_no_results_is_named(self, tmp_path):
@@ -393,6 +394,39 @@ class TestTables:
         (tmp_path / "paper.json").write_text("{")
         with pytest.raises(UserError, match="damaged"):
             results.render(tmp_path)
+
+
+class TestTheory:
+    @pytest.fixture
+    def files(self, folder):
+        shutil.copy(FOLDER / "theory.json", folder)
+        return results.render(folder)
+
+    def test_the_one_page_says_what_its_own_page_says(self, files):
+        page = files["results.html"]
+        section = page[page.index("<h2>Theory") :]
+        shown = " ".join(unescape(re.sub(r"<[^>]+>", " ", section[: section.index("</section>")])).split())
+        told = re.sub(r"!\[.*\]\(.*\)|\|---.*", "", files["theory.md"].replace(results.NOTE, ""))
+        lines = [" ".join(re.findall(r"[^\s|#]+", line)) for line in told.splitlines()]
+        assert [line for line in lines if line not in shown] == []
+
+    def test_the_figure_stands_before_the_slopes(self, files):
+        text, page = files["theory.md"], files["results.html"]
+        assert text.index("## The rate") < text.index("![error against n](theory.svg)") < text.index("-0.42 [-0.45")
+        drawing = files["theory.svg"][files["theory.svg"].index("</style>") + len("</style>") :].strip()
+        assert page.index("<h3>The rate</h3>") < page.index(drawing) < page.index("-0.42 [-0.45")
+
+    def test_without_measurements_there_is_none(self, folder):
+        files = results.render(folder)
+        assert not [name for name in files if "theory" in name]
+        assert "Theory" not in files["results.html"]
+        assert results.write_theory(folder) == []
+
+    def test_it_can_be_written_alone(self, tmp_path):
+        shutil.copy(FOLDER / "theory.json", tmp_path)
+        assert results.write_theory(tmp_path) == [tmp_path / "theory.md", tmp_path / "theory.svg"]
+        for name in ("theory.md", "theory.svg"):
+            assert (tmp_path / name).read_text() == (FOLDER / name).read_text()
 
 
 def test_what_is_committed_is_what_the_data_say():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,16 @@ _MOST_ROWS = 200  # clients that a table lists
 
 @dataclass(frozen=True)
 class Table:
-    """A caption, the heads of the columns, and rows (head, cells) in titled blocks."""
+    """A caption, the heads of the columns, and rows (head, cells) in titled blocks.
+
+    notes, and after them figures by the names of their files, stand between the caption and the rows.
+    """
 
     caption: str
     heads: list[str]
     blocks: list[tuple[str, list[tuple[str, list[str]]]]]
+    notes: list[str] = field(default_factory=list)
+    figures: dict[str, Figure] = field(default_factory=dict)
 
 
 def write(folders: Sequence[Path], out: Path) -> Path:

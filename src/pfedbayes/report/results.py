@@ -8,7 +8,7 @@ from typing import Any
 
 from pfedbayes import runs
 from pfedbayes.methods import METHODS
-from pfedbayes.report import charts, paper, remarks
+from pfedbayes.report import charts, paper, rate, remarks
 from pfedbayes.report.charts import Figure
 from pfedbayes.report.page import Table, environment
 from pfedbayes.report.paper import Source
@@ -16,6 +16,7 @@ from pfedbayes.report.scores import DEFAULT
 from pfedbayes.report.tables import numbers, over_seeds
 
 PAGE = "results.html"
+THEORY = "theory.json"
 NOTE = "Written by `pfedbayes results` from the JSON beside it; do not edit."
 ABOUT = (
     "Accuracy in percent, weighted by test images, mean ± standard deviation over seeds. The best of rounds 700 to 800 "
@@ -40,25 +41,34 @@ ABOUT_STUDIES = (
 
 def write(folder: Path) -> list[Path]:
     """Write all files that follow from the data in the folder."""
-    written = []
-    for name, content in render(folder).items():
+    return _write(folder, render(folder))
+
+
+def write_theory(folder: Path) -> list[Path]:
+    """Write the page and the figure of the theory alone, which need no other data."""
+    return _write(folder, _files(_theory(folder), {}))
+
+
+def _write(folder: Path, files: dict[str, str]) -> list[Path]:
+    for name, content in files.items():
         runs.write_file(folder / name, content)
-        written.append(folder / name)
-    return written
+    return [folder / name for name in files]
 
 
 def render(folder: Path) -> dict[str, str]:
     """The content of every file, by name."""
     source = paper.read(folder)
-    pages = _pages(source)
+    pages = _pages(source) | _theory(folder)
     convergence, uncertainty = _convergence(source), _uncertainty(folder)
-    files = {f"{name}.md": _markdown(title, notes, shown) for name, (title, notes, shown) in pages.items()}
-    files |= {f"{name}.svg": charts.standalone(figure.svg) for name, figure in (convergence | uncertainty).items()}
+    figures = convergence | uncertainty
+    files = _files(pages, figures)
+    if figures:
+        files["figures.md"] = _gallery(figures)
     files[PAGE] = (
         environment()
         .get_template("results.html")
         .render(
-            pages=list(pages.values()),
+            pages=pages,
             convergence=list(convergence.values()),
             uncertainty=list(uncertainty.values()),
         )
@@ -93,10 +103,26 @@ def _pages(source: Source) -> Pages:
     return pages
 
 
+def _theory(folder: Path) -> Pages:
+    path = folder / THEORY
+    return {path.stem: rate.page(json.loads(path.read_text()))} if path.exists() else {}
+
+
+def _files(pages: Pages, figures: dict[str, Figure]) -> dict[str, str]:
+    """The files of the pages, of the figures in them and of other figures."""
+    files = {f"{name}.md": _markdown(*page) for name, page in pages.items()}
+    drawn = [figures, *(table.figures for _, _, shown in pages.values() for table in shown)]
+    files |= {f"{name}.svg": charts.standalone(figure.svg) for each in drawn for name, figure in each.items()}
+    return files
+
+
 def _markdown(title: str, notes: list[str], shown: list[Table]) -> str:
     parts = [f"# {title}", NOTE, *notes]
     for table in shown:
-        parts.append(f"## {table.caption}")
+        parts += [f"## {table.caption}", *table.notes]
+        for name, figure in table.figures.items():
+            # What stands for a picture is no heading.
+            parts.append(f"![{figure.title[0].lower()}{figure.title[1:]}]({name}.svg)")
         for block, rows in table.blocks:
             lines = [
                 f"| {' | '.join(['', *table.heads])} |",
@@ -104,6 +130,13 @@ def _markdown(title: str, notes: list[str], shown: list[Table]) -> str:
                 *(f"| {' | '.join([head, *cells])} |" for head, cells in rows),
             ]
             parts += [f"### {block}", "\n".join(lines)] if block else ["\n".join(lines)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _gallery(figures: dict[str, Figure]) -> str:
+    parts = ["# Figures 2 and 3", NOTE]
+    for name, figure in figures.items():
+        parts += [f"## {figure.title}", f"![{figure.title}]({name}.svg)", figure.caption]
     return "\n\n".join(parts) + "\n"
 
 
