@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from pfedbayes.engine import Training
-from pfedbayes.errors import UserError
 from pfedbayes.methods import METHODS
 from pfedbayes.report import scores, tables
 from pfedbayes.report.page import Table
+from pfedbayes.report.reading import NUMBER, Kinds, read_json, require_keys
 from pfedbayes.report.scores import DEFAULT, Record
 from pfedbayes.report.tables import MODELS, Estimate
 
@@ -50,6 +49,13 @@ STUDIES = {
 ROUNDS_SCORED = 101  # rounds 700 to 800
 NOTHING = "–"
 WITHIN = 1.5  # points below the paper that need a reason
+# The rows of paper.json by table.
+SETTINGS_ROW: Kinds = {"method": str, "varied": dict, "personal": NUMBER | None, "shared": NUMBER | None}
+PAPER: dict[str, Kinds] = {
+    "table1": {"method": str, "dataset": str, "size": str, "personal": list | None, "shared": list | None},
+    "table2": SETTINGS_ROW,
+    "table3": SETTINGS_ROW,
+}
 
 
 @dataclass(frozen=True)
@@ -66,21 +72,18 @@ class Source:
 
 def read(folder: Path) -> Source:
     """The data files of a folder of results."""
-    paper = _read_json(folder / "paper.json")
-    names = ("table1", "table2", "table3", "tuning", *STUDIES)
-    records = {name: _read_json(path) if (path := folder / f"{name}.json").exists() else [] for name in names}
+    remedy = "give a folder of results such as docs/results"
+    paper = read_json(folder / "paper.json", "the paper's tables", _check_paper, remedy)
+    names = (*PAPER, "tuning", *STUDIES)
+    records = {name: scores.read(path) if (path := folder / f"{name}.json").exists() else [] for name in names}
     return Source(paper, records)
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except OSError as error:
-        raise UserError(
-            f"cannot read {path} ({error.strerror}): give a folder of results such as docs/results"
-        ) from None
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): collect it again") from None
+def _check_paper(content: Any) -> None:
+    require_keys(content, dict.fromkeys(PAPER, list), "it")
+    for table, kinds in PAPER.items():
+        for number, row in enumerate(content[table], 1):
+            scores.require_row(row, kinds, f"row {number} of {table}")
 
 
 def over_seeds(records: Sequence[Record], model: str, estimator: str | None, name: str) -> Estimate | None:
