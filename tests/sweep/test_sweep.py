@@ -285,6 +285,14 @@ class TestRunning:
         assert [line.rpartition(": ")[2].split()[0] for line in listed] == ["to", "to", "begun", "done", "to", "to"]
         assert sorted(sweep.out.rglob("*")) == before
 
+    def test_a_part_without_cells_says_so(self, sweep):
+        for options in ({}, {"dry_run": True}):
+            found = sweep(part="7/8", **options)
+            assert (found["done"], found["missing"], found["failed"]) == ([], [], {})
+            assert sweep.said.startswith("part 7/8 has no cells: there are more parts than cells\n")
+        assert sweep(part="6/8", dry_run=True)["missing"] == NAMES[5:]
+        assert sweep.said == ""
+
     def test_time_left_is_that_of_cells_of_its_kind(self, sweep):
         cells = load(sweep.file)
         known = {
@@ -318,6 +326,8 @@ def test_the_command_line_speaks_json_and_in_exit_codes(sweep):
     [
         ({"part": "0/2"}, "--part"),
         ({"only": ["nothing"]}, "no cell is called nothing"),
+        ({"only": [""]}, "--only is empty"),
+        ({"only": ["fedavg", " "]}, "--only is empty"),
         ({"imports": ["missing.json"]}, "cannot read"),
         ({"imports": ["tiny.toml"]}, "does not hold the results"),
         ({"device": "tpu"}, "no device"),
