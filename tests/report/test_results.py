@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pfedbayes import execution
+from pfedbayes import execution, figure3
 from pfedbayes.errors import UserError
 from pfedbayes.experiment import load
 from pfedbayes.figure3 import measure
@@ -455,6 +455,10 @@ class TestFigure3:
             assert sum(first["probabilities"]) == pytest.approx(1, abs=1e-3)
             assert last["entropy"] < first["entropy"]
             assert first["mutual_information"] <= first["entropy"]
+
+    def test_a_folder_is_refused_before_anything_is_trained(self, tmp_path):
+        with pytest.raises(UserError, match="is a folder"):
+            figure3.write(None, tmp_path)
 
     def test_a_method_without_draws_is_refused(self):
         with pytest.raises(UserError, match="pfedbayes"):

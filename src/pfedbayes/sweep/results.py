@@ -35,7 +35,7 @@ def write_results(path: Path, results: Results) -> None:
         key=lambda record: (record["cell"], record["seed"], record["variant"]),
     )
     lines = ",\n".join(json.dumps(record, allow_nan=False, ensure_ascii=False) for record in records)
-    with runs.writing(path.parent):
+    with runs.writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     runs.write_file(path, f"[\n{lines}\n]\n")
 
