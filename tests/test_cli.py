@@ -162,6 +162,25 @@ def test_bad_input_is_one_line_with_exit_code_2(tmp_path, arguments, words):
     assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
 
 
+def test_files_that_are_no_results_are_one_line_with_exit_code_2(tmp_path):
+    (tmp_path / "paper.json").write_text('{"table1": [], "table2": [], "table3": []}')
+    (tmp_path / "figure3.json").write_text("{}")
+    (tmp_path / "wrong.json").write_text('[{"cell": "x", "seed": 1}]')
+    (tmp_path / "sweep.toml").write_text('[[rows]]\nmethod = "fedavg"\n')
+    before = sorted(tmp_path.iterdir())
+    for arguments, words in (
+        (["results", "."], "figure3.json does not hold Figure 3"),
+        (
+            ["sweep", "sweep.toml", "--out", "out", "--collect", "--results", "all.json", "--import", "wrong.json"],
+            "wrong.json does not hold the results of a sweep",
+        ),
+    ):
+        done = pfedbayes(*arguments, cwd=tmp_path)
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+        assert words in done.stderr
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_a_folder_of_another_config_or_of_a_finished_run_is_refused_and_kept(tmp_path):
     assert pfedbayes("run", *SMALL, "--out", "a", cwd=tmp_path).returncode == 0
     log = (tmp_path / "a" / runs.LOG).read_bytes()

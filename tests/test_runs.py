@@ -3,6 +3,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,7 +76,7 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_behind(writer, mon
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs the device that is always full")  # noqa: PTH110
 def test_a_full_disk_is_one_clear_line(writer):
     (writer.folder / runs.LOG).symlink_to("/dev/full")
-    with pytest.raises(UserError, match="No space left on device"):
+    with pytest.raises(UserError, match=r"No space left on device.*intact.*--resume"):
         writer.append({"round": 1})
 
 
@@ -83,6 +84,22 @@ def test_an_unwritable_folder_is_one_clear_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write to"):
         runs.Writer(tmp_path / "file" / "run")
+
+
+def test_a_file_that_is_no_run_is_named_and_nobody_is_told_to_resume(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write to \S+/file/table\.md \(Not a directory\)") as caught:
+        runs.write_file(tmp_path / "file" / "table.md", "")
+    assert "resume" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["folder", "."])
+def test_a_folder_is_not_written_over(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match="is a folder: give the name of a file"):
+        runs.write_file(Path(name), "")
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
 
 
 def write_folder(folder, info):

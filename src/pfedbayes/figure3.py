@@ -24,8 +24,9 @@ DIGITS = 4
 
 def write(experiment: Experiment, path: Path, device: str = "auto", data_dir: Path | None = None) -> None:
     """Train and write what the figure shows."""
+    runs.refuse_folder(path)  # before minutes are spent
     content = json.dumps(measure(experiment, device, data_dir), indent=1)
-    with runs.writing(path.parent):
+    with runs.writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     runs.write_file(path, content + "\n")
 

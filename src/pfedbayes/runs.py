@@ -46,6 +46,7 @@ CONFIG, INFO, LOG, STATE, CLIENTS, SUMMARY, REPORT, JOURNAL = (
     "federation.jsonl",
 )  # fmt: skip
 PREPROCESSING, CALIBRATION = "preprocessing.json", "calibration.safetensors"
+RESUME = "; what was saved before is intact: start again (pfedbayes run with --resume) to go on from it"
 BEST = "best."  # begins the names of the tensors of the best round, where one is kept
 
 
@@ -133,7 +134,7 @@ class Writer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with writing(folder):
+        with writing(folder, RESUME):
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = (folder / ".lock").open("w")
         try:
@@ -151,23 +152,23 @@ class Writer:
 
     def write(self, name: str, content: str | bytes) -> None:
         """Write a file of the folder, see `write_file`."""
-        write_file(self.folder / name, content)
+        write_file(self.folder / name, content, RESUME)
 
     def append(self, record: dict[str, Any], name: str = LOG) -> None:
         """Add a line to the log."""
-        with writing(self.folder), (self.folder / name).open("a") as file:
+        with writing(self.folder, RESUME), (self.folder / name).open("a") as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
 
     def cut_torn_line(self, name: str) -> None:
         """Cut off what a kill or a full disk has left of a line, so that the next one begins one of its own."""
         path = self.folder / name
         if path.exists():
-            with writing(self.folder), path.open("rb+") as file:
+            with writing(self.folder, RESUME), path.open("rb+") as file:
                 file.truncate(file.read().rfind(b"\n") + 1)
 
     def truncate_log(self, log_bytes: int) -> None:
         """Cut the log back to what a checkpoint knows of."""
-        with writing(self.folder), (self.folder / LOG).open("a") as file:
+        with writing(self.folder, RESUME), (self.folder / LOG).open("a") as file:
             file.truncate(log_bytes)
 
     def checkpoint(
@@ -175,27 +176,28 @@ class Writer:
     ) -> None:
         """Save the state after a round, together with the length of the log and the best round so far."""
         path = self.folder / LOG
-        with writing(self.folder), path.open("a") as file:
+        with writing(self.folder, RESUME), path.open("a") as file:
             os.fsync(file.fileno())
         meta = {"round": str(round), "seconds": repr(seconds), "log_bytes": str(path.stat().st_size)}
         if best:
             meta |= {"best_round": str(best.round), "best_loss": repr(best.loss)}
             tensors = {**tensors, **{BEST + name: tensor for name, tensor in best.tensors.items()}}
-        with replacing(self.folder / STATE) as file:
+        with replacing(self.folder / STATE, RESUME) as file:
             write_tensors(file, tensors, meta)
 
 
-def write_file(path: Path, content: str | bytes) -> None:
+def write_file(path: Path, content: str | bytes, hint: str = "") -> None:
     """Write a file of which the whole content is known, see `replacing`."""
-    with replacing(path) as file:
+    with replacing(path, hint) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, hint: str = "") -> Iterator[BinaryIO]:
     """A file that is written aside, forced to disk and renamed: it is there whole or not at all."""
+    refuse_folder(path)
     aside = path.with_name(f".{path.name}.part")
-    with writing(path.parent):
+    with writing(path, hint):
         try:
             with aside.open("wb") as file:
                 yield file
@@ -212,15 +214,21 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             os.close(directory)
 
 
+def refuse_folder(path: Path) -> None:
+    """Refuse to write a file over a folder."""
+    with writing(path):
+        if path.is_dir():
+            raise UserError(f"{path} is a folder: give the name of a file")
+
+
 @contextlib.contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Turn the file system's refusals into one clear line."""
+def writing(path: Path, hint: str = "") -> Iterator[None]:
+    """Turn the file system's refusals into one clear line, which ends with the hint."""
     try:
         yield
     except OSError as error:
         raise UserError(
-            f"cannot write to {folder} ({error.strerror or error}): free space or give another folder; "
-            "what was saved before is intact: start again (pfedbayes run with --resume) to go on from it"
+            f"cannot write to {path} ({error.strerror or error}): free space or give another path{hint}"
         ) from None
 
 

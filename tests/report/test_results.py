@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pfedbayes import execution
+from pfedbayes import execution, figure3
 from pfedbayes.errors import UserError
 from pfedbayes.experiment import load
 from pfedbayes.figure3 import measure
@@ -391,9 +391,106 @@ class TestTables:
     def test_a_folder_that_holds_no_results_is_named(self, tmp_path):
         with pytest.raises(UserError, match="docs/results"):
             results.render(tmp_path)
-        (tmp_path / "paper.json").write_text("{")
-        with pytest.raises(UserError, match="damaged"):
+
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            ("{", "Expecting"),
+            ("[]", "it is no object"),
+            ("{}", "it has no 'table1'"),
+            ('{"table1": [], "table2": []}', "it has no 'table3'"),
+            ('{"table1": {}, "table2": [], "table3": []}', "'table1' of it is not understood"),
+            ('{"table1": [1], "table2": [], "table3": []}', "row 1 of table1 is no object"),
+            ('{"table1": [], "table2": [{"method": "fedavg"}], "table3": []}', "row 1 of table2 has no 'varied'"),
+        ],
+    )
+    def test_what_is_not_the_paper_is_named(self, tmp_path, content, words):
+        (tmp_path / "paper.json").write_text(content)
+        with pytest.raises(UserError, match=rf"paper.json does not hold the paper's tables \({words}.*docs/results"):
             results.render(tmp_path)
+
+    @pytest.mark.parametrize("name", ["table1", "table2", "table3", "tuning", *paper.STUDIES])
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            ("[{", "Expecting"),
+            ("{}", "it is no list"),
+            ("[1]", "record 1 is no object"),
+            ('[{"cell": "x", "seed": 1}]', "record 1 has no 'method'"),
+        ],
+    )
+    def test_what_is_no_records_is_named_and_nothing_is_written(self, folder, name, content, words):
+        (folder / f"{name}.json").write_text(content)
+        before = sorted(folder.iterdir())
+        with pytest.raises(UserError, match=rf"{name}.json does not hold the results of a sweep \({words}"):
+            results.write(folder)
+        assert sorted(folder.iterdir()) == before
+
+    @pytest.mark.parametrize(
+        ("name", "content", "words"),
+        [
+            ("reasons", "{}", r"reasons \(it is no list"),
+            ("reasons", '[{"method": "fedavg"}]', r"reasons \(reason 1 has no 'why'"),
+            ("theory", "[]", r"measurements of the rate \(it is no object"),
+            ("theory", '{"about": {}, "records": []}', r"measurements of the rate \('about' has no 'date'"),
+        ],
+    )
+    def test_other_files_that_hold_something_else_are_named(self, folder, name, content, words):
+        (folder / f"{name}.json").write_text(content)
+        with pytest.raises(UserError, match=f"{name}.json does not hold {words}"):
+            results.render(folder)
+
+    def test_measurements_of_the_rate_that_are_not_whole_are_named(self, folder):
+        kept = json.loads((FOLDER / "theory.json").read_text())
+        first = kept["records"][0]
+        for records, words in (
+            ([], "no curve"),
+            ([first | {"size": "50"}], "'size' of record 1 is not understood"),
+            ([first, first | {"clients": [{}]}], "a client of record 2 has no 'hellinger'"),
+        ):
+            (folder / "theory.json").write_text(json.dumps(kept | {"records": records}))
+            with pytest.raises(UserError, match=words):
+                results.render(folder)
+
+    def test_settings_that_are_lists_have_a_name_too(self, folder):
+        made = [record("fedavg", {"shared": {"mean": 40.0}}, preset="views", varied={"net.hidden": [5, 6]})]
+        (folder / "views.json").write_text(json.dumps(made))
+        assert "FedAvg: hidden = [5, 6]" in rows_of(results.render(folder)["studies.md"], "## Images moved")
+
+    def test_a_record_that_is_not_whole_is_named(self, folder):
+        whole = record("fedavg", {"shared": {"mean": 80.0}})
+        (folder / "table1.json").write_text(json.dumps([whole, whole]))
+        results.render(folder)
+        for wrong, words in (
+            ({key: value for key, value in whole.items() if key != "shared"}, "record 2 has no 'shared'"),
+            (whole | {"method": "fedavgg"}, "record 2 is of an unknown method 'fedavgg'"),
+            (whole | {"seed": "1"}, "'seed' of record 2 is not understood"),
+            (whole | {"shared": {"mean": {}}}, "shared mean of record 2 has no 'best_700_800'"),
+            ({key: value for key, value in whole.items() if key != "settings"}, "record 2 has no 'settings'"),
+        ):
+            (folder / "table1.json").write_text(json.dumps([whole, wrong]))
+            with pytest.raises(UserError, match=words):
+                results.render(folder)
+
+    def test_what_is_not_figure_3_is_named(self, folder):
+        whole = json.loads((FOLDER / "figure3.json").read_text())
+        (folder / "figure3.json").write_text(json.dumps(whole))
+        assert "figure3.svg" in results.render(folder)
+        client = whole["clients"][0]
+        for content, words in (
+            ("{", "Expecting"),
+            ("{}", "it has no 'data'"),
+            (json.dumps(whole | {"clients": []}), "it has no clients"),
+            (json.dumps(whole | {"clients": [client | {"answers": []}]}), "not one answer for each round"),
+            (json.dumps(whole | {"clients": [client | {"answers": [{}, {}, {}]}]}), "has no 'probabilities'"),
+            (
+                json.dumps(whole | {"clients": [client | {"answers": [client["answers"][0] | {"spread": []}] * 3}]}),
+                "not one spread for each",
+            ),
+        ):
+            (folder / "figure3.json").write_text(content)
+            with pytest.raises(UserError, match=f"does not hold Figure 3 .*{words}.*pfedbayes figure3"):
+                results.render(folder)
 
 
 class TestTheory:
@@ -477,6 +574,10 @@ class TestFigure3:
             assert sum(first["probabilities"]) == pytest.approx(1, abs=1e-3)
             assert last["entropy"] < first["entropy"]
             assert first["mutual_information"] <= first["entropy"]
+
+    def test_a_folder_is_refused_before_anything_is_trained(self, tmp_path):
+        with pytest.raises(UserError, match="is a folder"):
+            figure3.write(None, tmp_path)
 
     def test_a_method_without_draws_is_refused(self):
         with pytest.raises(UserError, match="pfedbayes"):

@@ -96,6 +96,12 @@ def test_nothing_is_chosen_on_test_data_or_from_nothing(cells, sweep):
         choose(load(sweep.file), {}, sweep.folder / "tuned.toml")
 
 
+def test_a_choice_is_not_written_over_a_folder(cells, sweep):
+    cell = named(cells, "zeta=1")
+    with pytest.raises(UserError, match=f"^{sweep.folder} is a folder: give the name of a file$"):
+        choose(cells, {cell.name: records(cell, personal=50.0)}, sweep.folder)
+
+
 def test_a_tuning_sweep_is_run_and_chosen_from_and_the_choice_is_run(sweep):
     sweep.write(TUNING)
     sweep(["pfedbayes"], results=sweep.folder / "tuning.json")

@@ -220,7 +220,7 @@ class TestRunning:
         for one, other in zip(results(grown), results(whole), strict=True):
             assert one["shared"]["mean"] == pytest.approx(other["shared"]["mean"], abs=0.01)
         # A file of the new seeds alone, from another machine, takes nothing away.
-        fresh = [r for r in results(grown) if r["seed"] > 2]
+        fresh = [r for r in json.loads(grown.read_text()) if r["seed"] > 2]
         (sweep.folder / "fresh.json").write_text(json.dumps(fresh))
         sweep(["fedavg"], out=sweep.folder / "new", collect=True, imports=(sweep.folder / "fresh.json",), results=grown)
         assert len(results(grown)) == len(results(whole))
@@ -285,6 +285,14 @@ class TestRunning:
         assert [line.rpartition(": ")[2].split()[0] for line in listed] == ["to", "to", "begun", "done", "to", "to"]
         assert sorted(sweep.out.rglob("*")) == before
 
+    def test_a_part_without_cells_says_so(self, sweep):
+        for options in ({}, {"dry_run": True}):
+            found = sweep(part="7/8", **options)
+            assert (found["done"], found["missing"], found["failed"]) == ([], [], {})
+            assert sweep.said.startswith("part 7/8 has no cells: there are more parts than cells\n")
+        assert sweep(part="6/8", dry_run=True)["missing"] == NAMES[5:]
+        assert sweep.said == ""
+
     def test_time_left_is_that_of_cells_of_its_kind(self, sweep):
         cells = load(sweep.file)
         known = {
@@ -318,6 +326,8 @@ def test_the_command_line_speaks_json_and_in_exit_codes(sweep):
     [
         ({"part": "0/2"}, "--part"),
         ({"only": ["nothing"]}, "no cell is called nothing"),
+        ({"only": [""]}, "--only is empty"),
+        ({"only": ["fedavg", " "]}, "--only is empty"),
         ({"imports": ["missing.json"]}, "cannot read"),
         ({"imports": ["tiny.toml"]}, "does not hold the results"),
         ({"device": "tpu"}, "no device"),
@@ -328,3 +338,14 @@ def test_wrong_options_are_named(sweep, arguments, words):
         arguments = {"imports": tuple(sweep.folder / name for name in arguments["imports"])}
     with pytest.raises(UserError, match=words):
         sweep(**arguments)
+
+
+@pytest.mark.parametrize("content", ["{}", "[1]", '[{"cell": "x", "seed": 1}]'])
+def test_a_file_that_holds_no_results_is_neither_taken_in_nor_written_over(sweep, content):
+    wrong, kept = sweep.folder / "wrong.json", sweep.folder / "kept.json"
+    wrong.write_text(content)
+    for options in ({"results": wrong}, {"results": kept, "imports": (wrong,)}):
+        with pytest.raises(UserError, match=r"wrong.json does not hold the results of a sweep \("):
+            sweep(collect=True, **options)
+    assert wrong.read_text() == content
+    assert not kept.exists()

@@ -46,7 +46,7 @@ class Table:
 def write(folders: Sequence[Path], out: Path) -> Path:
     """Write the page about the runs in `folders` to the file `out`."""
     page = render([run_folders.read(folder) for folder in folders])
-    with run_folders.writing(out.parent):
+    with run_folders.writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(page, encoding="utf-8")
     return out

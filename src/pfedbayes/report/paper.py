@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from pfedbayes.engine import Training
-from pfedbayes.errors import UserError
 from pfedbayes.methods import METHODS
 from pfedbayes.report import scores, tables
 from pfedbayes.report.page import Table
+from pfedbayes.report.reading import NUMBER, Kinds, read_json, require_keys
 from pfedbayes.report.scores import DEFAULT, Record
 from pfedbayes.report.tables import MODELS, Estimate
 
@@ -48,6 +48,13 @@ STUDIES = {
     "test data, rounds 700 to 800",
 }
 NOTHING = "–"
+# The rows of paper.json by table.
+SETTINGS_ROW: Kinds = {"method": str, "varied": dict, "personal": NUMBER | None, "shared": NUMBER | None}
+PAPER: dict[str, Kinds] = {
+    "table1": {"method": str, "dataset": str, "size": str, "personal": list | None, "shared": list | None},
+    "table2": SETTINGS_ROW,
+    "table3": SETTINGS_ROW,
+}
 
 
 @dataclass(frozen=True)
@@ -65,22 +72,27 @@ class Source:
 
 def read(folder: Path) -> Source:
     """The data files of a folder of results."""
-    paper = _read_json(folder / "paper.json")
-    names = ("table1", "table2", "table3", "tuning", *STUDIES)
-    records = {name: _read_json(path) if (path := folder / f"{name}.json").exists() else [] for name in names}
-    reasons = _read_json(path) if (path := folder / "reasons.json").exists() else []
+    remedy = "give a folder of results such as docs/results"
+    paper = read_json(folder / "paper.json", "the paper's tables", _check_paper, remedy)
+    names = (*PAPER, "tuning", *STUDIES)
+    records = {name: scores.read(path) if (path := folder / f"{name}.json").exists() else [] for name in names}
+    path = folder / "reasons.json"
+    reasons = read_json(path, "reasons", _check_reasons, remedy) if path.exists() else []
     return Source(paper, records, reasons)
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except OSError as error:
-        raise UserError(
-            f"cannot read {path} ({error.strerror}): give a folder of results such as docs/results"
-        ) from None
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): collect it again") from None
+def _check_paper(content: Any) -> None:
+    require_keys(content, dict.fromkeys(PAPER, list), "it")
+    for table, kinds in PAPER.items():
+        for number, row in enumerate(content[table], 1):
+            scores.require_row(row, kinds, f"row {number} of {table}")
+
+
+def _check_reasons(content: Any) -> None:
+    if not isinstance(content, list):
+        raise ValueError("it is no list")
+    for number, reason in enumerate(content, 1):
+        scores.require_row(reason, {"method": str, "why": str}, f"reason {number}")
 
 
 def over_seeds(records: Sequence[Record], model: str, estimator: str | None, name: str) -> Estimate | None:
@@ -236,9 +248,9 @@ def setting_text(varied: dict[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return json.dumps(value)
-    return value if isinstance(value, str) else format(value, "g")
+    if isinstance(value, str):
+        return value
+    return format(value, "g") if type(value) in (int, float) else json.dumps(value)
 
 
 def settings_table(source: Source, table: str) -> Table:

@@ -11,6 +11,7 @@ import numpy as np
 from pfedbayes import theory
 from pfedbayes.report.charts import Figure, Series, log_chart
 from pfedbayes.report.page import Table
+from pfedbayes.report.reading import NUMBER, Kinds, require_keys
 from pfedbayes.report.slopes import Slope, errors_of, fit, slope
 
 Records = list[dict[str, Any]]
@@ -66,6 +67,23 @@ ABOUT_THE_CHANGES = (
     "The curve for β = 1 once more at fewer n, each time with one thing changed: L2 error of the mean prediction, and "
     "what it was for the same functions and data without the change."
 )
+RECORD: Kinds = {
+    "series": str, "smoothness": NUMBER, "dimension": int, "size": int, "zeta": NUMBER, "budget": NUMBER,
+    "rounds": int, "eta": NUMBER, "width": int, "replicate": int, "clients": list,
+}  # fmt: skip
+
+
+def check(content: Any) -> None:
+    """Refuse what is not kept by the experiment."""
+    require_keys(content, {"about": dict, "records": list}, "it")
+    require_keys(content["about"], {"date": str, "commit": str | None, "machine": dict}, "'about'")
+    require_keys(content["about"]["machine"], {"gpu": str | None, "cpu": str}, "'machine'")
+    for number, record in enumerate(content["records"], 1):
+        require_keys(record, RECORD, f"record {number}")
+        for client in record["clients"]:
+            require_keys(client, dict.fromkeys((*ERRORS, "log_ratio", "kl"), NUMBER), f"a client of record {number}")
+    if all(record["series"] in CHANGES for record in content["records"]):
+        raise ValueError("it has no curve")
 
 
 def page(kept: dict[str, Any]) -> tuple[str, list[str], list[Table]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from pfedbayes.report import charts, paper, rate, remarks
 from pfedbayes.report.charts import Figure
 from pfedbayes.report.page import Table, environment
 from pfedbayes.report.paper import Source
+from pfedbayes.report.reading import NUMBER, read_json, require_keys
 from pfedbayes.report.scores import DEFAULT
 from pfedbayes.report.tables import numbers, over_seeds
 
@@ -105,7 +105,10 @@ def _pages(source: Source) -> Pages:
 
 def _theory(folder: Path) -> Pages:
     path = folder / THEORY
-    return {path.stem: rate.page(json.loads(path.read_text()))} if path.exists() else {}
+    if not path.exists():
+        return {}
+    remedy = "measure it with python -m benchmarks.rate, or remove it"
+    return {path.stem: rate.page(read_json(path, "measurements of the rate", rate.check, remedy))}
 
 
 def _files(pages: Pages, figures: dict[str, Figure]) -> dict[str, str]:
@@ -192,7 +195,8 @@ def _uncertainty(folder: Path) -> dict[str, Figure]:
     path = folder / "figure3.json"
     if not path.exists():
         return {}
-    data: dict[str, Any] = json.loads(path.read_text())
+    remedy = f"write it again by pfedbayes figure3 {path}"
+    data: dict[str, Any] = read_json(path, "Figure 3", _check_uncertainty, remedy)
     panels = []
     for k, round in enumerate(data["rounds"]):
         for client in data["clients"]:
@@ -221,3 +225,17 @@ def _uncertainty(folder: Path) -> dict[str, Figure]:
         "Entropy in nats, mean over the client's test images."
     )
     return {"figure3": Figure(title, charts.grid(title, caption, panels, len(data["clients"])), caption)}
+
+
+def _check_uncertainty(content: Any) -> None:
+    require_keys(content, {"data": str, "samples": int, "rounds": list, "clients": list}, "it")
+    if not content["clients"]:
+        raise ValueError("it has no clients")
+    for client in content["clients"]:
+        require_keys(client, {"name": str, "label": int, "answers": list}, "a client")
+        if len(client["answers"]) != len(content["rounds"]):
+            raise ValueError("a client has not one answer for each round")
+        for answer in client["answers"]:
+            require_keys(answer, {"probabilities": list, "spread": list, "entropy": NUMBER}, "an answer")
+            if len(answer["probabilities"]) != len(answer["spread"]):
+                raise ValueError("an answer has not one spread for each probability")

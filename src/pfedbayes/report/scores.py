@@ -20,12 +20,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
+from pfedbayes.methods import METHODS
 from pfedbayes.report import tables
+from pfedbayes.report.reading import NUMBER, Kinds, read_json, require_keys
 from pfedbayes.report.tables import Floats
 from pfedbayes.runs import Run
 
@@ -33,6 +36,42 @@ Record = dict[str, Any]
 DEFAULT = "default"
 PRIOR = "+prior"
 DIGITS = 4
+KEYS: Kinds = {
+    "method": str, "preset": str, "dataset": str, "size": str, "split": str, "variant": str, "seed": int,
+    "personal": dict | None, "shared": dict | None, "device": str, "seconds": NUMBER, "commit": str | None,
+    "cell": str, "varied": dict,
+}  # fmt: skip
+SCORES: Kinds = {
+    **dict.fromkeys(("best_700_800", "mean_700_800", "last", "nll", "ece"), NUMBER | None),
+    "evaluations": int,
+}
+
+
+def read(path: Path) -> list[Record]:
+    """The records of a file."""
+    remedy = "give a file that pfedbayes sweep has written, or none"
+    found: list[Record] = read_json(path, "the results of a sweep", _check, remedy)
+    return found
+
+
+def _check(content: Any) -> None:
+    if not isinstance(content, list):
+        raise ValueError("it is no list")
+    for number, record in enumerate(content, 1):
+        called = f"record {number}"
+        require_row(record, KEYS, called)
+        if record["variant"] == DEFAULT:
+            require_keys(record, {"settings": dict}, called)
+        for model in tables.MODELS:
+            for estimator, scored in (record[model] or {}).items():
+                require_keys(scored, SCORES, f"{model} {estimator} of {called}")
+
+
+def require_row(row: Any, kinds: Kinds, called: str) -> None:
+    """Refuse what is no object with these keys, or is of a method that we do not have."""
+    require_keys(row, kinds, called)
+    if row["method"] not in METHODS:
+        raise ValueError(f"{called} is of an unknown method {row['method']!r}")
 
 
 def records(names: dict[str, Any], settings: dict[str, Any], run: Run) -> list[Record]:

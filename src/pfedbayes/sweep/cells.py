@@ -175,6 +175,8 @@ def select(cells: Sequence[Cell], only: Sequence[str] = (), part: tuple[int, int
 
     A word is a whole part of a name, such as mnist or fedavg, or else any piece of it.
     """
+    if not all(text.split() for text in only):
+        raise UserError("--only is empty: give words of the names that --dry-run lists, or leave it out for all cells")
     whole = {word for cell in cells for word in cell.name.split("_")}
 
     def has(cell: Cell, word: str) -> bool:

@@ -50,7 +50,7 @@ def choose(cells: Sequence[Cell], results: Results, path: Path) -> list[str]:
     if not sections:
         raise UserError("no row of the sweep is complete: run it first")
     head = "".join(f"# {line}\n" for line in ["Chosen by pfedbayes sweep --choose, by validation accuracy.", *lines])
-    with runs.writing(path.parent):
+    with runs.writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     runs.write_file(path, f"{head}\n{to_toml(sections)}")
     return lines

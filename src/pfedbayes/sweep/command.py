@@ -63,6 +63,8 @@ def command(
     begun = time.monotonic()
     cells = load(file)
     chosen = select(cells, only, parse_part(part))
+    if not chosen:
+        console.print(f"part {part} has no cells: there are more parts than cells", soft_wrap=True)
     if options.collect and options.results is None:
         raise UserError("--collect writes one file of results: say where with --results FILE")
     kept = read_results(options.results) if options.results and options.results.exists() else {}

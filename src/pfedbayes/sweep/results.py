@@ -12,6 +12,7 @@ from typing import Any
 from pfedbayes import runs
 from pfedbayes.errors import UserError
 from pfedbayes.execution import other_config
+from pfedbayes.report import scores
 from pfedbayes.report.scores import Record
 from pfedbayes.sweep.cells import Cell
 
@@ -21,16 +22,9 @@ LONGEST_BYTES = 240  # of a name, which "." and ".json.part" go around; most fil
 
 def read_results(path: Path) -> Results:
     """The records of a file by cell."""
-    try:
-        records = json.loads(path.read_text())
-        results: Results = {}
-        for record in records:
-            name, _ = record["cell"], record["seed"]  # which every record has
-            results.setdefault(name, []).append(record)
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}): give the results of a sweep") from None
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path} does not hold the results of a sweep: give a file that one has written") from None
+    results: Results = {}
+    for record in scores.read(path):
+        results.setdefault(record["cell"], []).append(record)
     return results
 
 
@@ -41,7 +35,7 @@ def write_results(path: Path, results: Results) -> None:
         key=lambda record: (record["cell"], record["seed"], record["variant"]),
     )
     lines = ",\n".join(json.dumps(record, allow_nan=False, ensure_ascii=False) for record in records)
-    with runs.writing(path.parent):
+    with runs.writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     runs.write_file(path, f"[\n{lines}\n]\n")
 
