@@ -25,8 +25,7 @@ from benchmarks.rate.units import CHANGED, CHANGED_REPLICATES, MAIN, SIZES, Unit
 from benchmarks.worker import cores
 from pfedbayes.errors import UserError
 from pfedbayes.plan import choose_device
-from pfedbayes.report import results
-from pfedbayes.report.rate import CHANGES
+from pfedbayes.report import rate, results
 from pfedbayes.runs import describe_code, describe_machine, now, write_file
 
 FOLDER = ROOT / "docs" / "results"
@@ -47,7 +46,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     wanted = arguments(argv)
     raw = wanted.out / results.THEORY
-    kept = json.loads(raw.read_text()) if raw.exists() else {"records": []}
+    kept = rate.read(raw) if raw.exists() else {"records": []}
     units = [unit for unit in (*MAIN, *CHANGED) if not wanted.sizes or unit.size in wanted.sizes]
     if not units:
         raise UserError(f"no curve has a point at these n: choose from {', '.join(map(str, SIZES))}")
@@ -66,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
 def to_do(units: list[Unit], replicates: int, records: list[dict[str, Any]]) -> dict[Unit, list[int]]:
     """The replicates of each unit that are not among the records."""
     have = {(unit_of(record), record["replicate"]) for record in records}
-    most = {unit: min(replicates, CHANGED_REPLICATES) if unit.series in CHANGES else replicates for unit in units}
+    most = {unit: min(replicates, CHANGED_REPLICATES) if unit.series in rate.CHANGES else replicates for unit in units}
     left = {unit: [r for r in range(1, most[unit] + 1) if (unit, r) not in have] for unit in units}
     return {unit: numbers for unit, numbers in left.items() if numbers}
 

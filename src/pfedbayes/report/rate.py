@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from pfedbayes import theory
 from pfedbayes.report.charts import Figure, Series, log_chart
 from pfedbayes.report.page import Table
-from pfedbayes.report.reading import NUMBER, Kinds, require_keys
+from pfedbayes.report.reading import NUMBER, Kinds, read_json, require_keys
 from pfedbayes.report.slopes import Slope, errors_of, fit, slope
 
 Records = list[dict[str, Any]]
@@ -73,8 +74,14 @@ RECORD: Kinds = {
 }  # fmt: skip
 
 
-def check(content: Any) -> None:
-    """Refuse what is not kept by the experiment."""
+def read(path: Path) -> dict[str, Any]:
+    """What the experiment has kept."""
+    remedy = "measure it with python -m benchmarks.rate, or remove it"
+    kept: dict[str, Any] = read_json(path, "measurements of the rate", _check, remedy)
+    return kept
+
+
+def _check(content: Any) -> None:
     require_keys(content, {"about": dict, "records": list}, "it")
     require_keys(content["about"], {"date": str, "commit": str | None, "machine": dict}, "'about'")
     require_keys(content["about"]["machine"], {"gpu": str | None, "cpu": str}, "'machine'")

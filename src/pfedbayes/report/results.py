@@ -105,10 +105,7 @@ def _pages(source: Source) -> Pages:
 
 def _theory(folder: Path) -> Pages:
     path = folder / THEORY
-    if not path.exists():
-        return {}
-    remedy = "measure it with python -m benchmarks.rate, or remove it"
-    return {path.stem: rate.page(read_json(path, "measurements of the rate", rate.check, remedy))}
+    return {path.stem: rate.page(rate.read(path))} if path.exists() else {}
 
 
 def _files(pages: Pages, figures: dict[str, Figure]) -> dict[str, str]:
