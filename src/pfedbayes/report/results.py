@@ -35,7 +35,7 @@ ABOUT_TUNING = (
 )
 ABOUT_STUDIES = (
     "Accuracy in percent, mean ± standard deviation over seeds; – : not run. Each table is a sweep of that name in the "
-    "folder experiments. What follows from them is in reasons.md."
+    "folder experiments; its cells that have not been run are not in the table. What follows is in reasons.md."
 )
 
 
