@@ -165,6 +165,21 @@ class TestCommand:
         assert {path: path.read_text() for path in out.iterdir()} == written
         assert len(measured) == done
 
+    def test_what_was_cut_short_goes_on_and_is_shown_as_far_as_it_is(self, tmp_path, measured):
+        asked = ["--out", str(tmp_path), "--replicates", "1", "--sizes", "50", "100"]
+        command.main(asked)
+        path = tmp_path / "theory.json"
+        kept = json.loads(path.read_text())
+        smooth = [record for record in kept["records"] if record["series"] == "β = 2"]
+        changed = [record for record in kept["records"] if record["series"] in CHANGES]
+        path.write_text(json.dumps(kept | {"records": smooth + changed}))
+        _, _, tables = rate.page(rate.read(path))
+        assert [[title for title, _ in table.blocks] for table in tables] == [[""], *[["β = 2"]] * 3]
+        path.write_text(json.dumps(kept | {"records": changed}))
+        before = len(measured)
+        command.main(asked)
+        assert {unit.series for unit, _ in measured[before:]} == {"β = 1", "β = 2"}
+
     def test_sizes_that_no_curve_has_are_refused(self, tmp_path):
         with pytest.raises(command.UserError, match="choose from 50, 100"):
             command.main(["--out", str(tmp_path), "--sizes", "7"])

@@ -445,6 +445,8 @@ class TestTables:
         first = kept["records"][0]
         for records, words in (
             ([], "no curve"),
+            ([first], "no curve of the rate has been measured at two n yet"),
+            ([first, first | {"size": 100, "replicate": 99}], "no curve"),
             ([first | {"size": "50"}], "'size' of record 1 is not understood"),
             ([first, first | {"clients": [{}]}], "a client of record 2 has no 'hellinger'"),
         ):

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from pfedbayes import theory
+from pfedbayes.errors import UserError
 from pfedbayes.report.charts import Figure, Series, log_chart
 from pfedbayes.report.page import Table
 from pfedbayes.report.reading import NUMBER, Kinds, read_json, require_keys
-from pfedbayes.report.slopes import Slope, errors_of, fit, slope
+from pfedbayes.report.slopes import Slope, errors_of, fit, slope, whole_replicates
 
 Records = list[dict[str, Any]]
 Curves = dict[str, Records]  # by name
@@ -89,8 +90,6 @@ def _check(content: Any) -> None:
         require_keys(record, RECORD, f"record {number}")
         for client in record["clients"]:
             require_keys(client, dict.fromkeys((*ERRORS, "log_ratio", "kl"), NUMBER), f"a client of record {number}")
-    if all(record["series"] in CHANGES for record in content["records"]):
-        raise ValueError("it has no curve")
 
 
 def page(kept: dict[str, Any]) -> tuple[str, list[str], list[Table]]:
@@ -98,12 +97,19 @@ def page(kept: dict[str, Any]) -> tuple[str, list[str], list[Table]]:
     curves: Curves = {}
     for record in kept["records"]:
         curves.setdefault(record["series"], []).append(record)
-    main = {label: own for label, own in sorted(curves.items()) if label not in CHANGES}
-    changed = {label: curves[label] for label in CHANGES if label in curves}
+    main = {label: own for label, own in sorted(curves.items()) if label not in CHANGES and _has_a_slope(own)}
+    if not main:
+        raise UserError("no curve of the rate has been measured at two n yet: go on with python -m benchmarks.rate")
+    known = {own[0]["smoothness"] for own in main.values()}
+    changed = {name: curves[name] for name in CHANGES if name in curves and curves[name][0]["smoothness"] in known}
     about = kept["about"]
     notes = [ABOUT.format(on=about["machine"]["gpu"] or about["machine"]["cpu"], **about)]
     tables = [_bound_table(), _slope_table(main), _error_table(main), _lemma_table(main)]
     return TITLE, notes, [*tables, _change_table(main, changed)] if changed else tables
+
+
+def _has_a_slope(own: Records) -> bool:
+    return len({record["size"] for record in own}) > 1 and bool(whole_replicates(own))
 
 
 def mean(record: dict[str, Any], name: str) -> float:

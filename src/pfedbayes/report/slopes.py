@@ -30,9 +30,17 @@ def errors_of(records: Sequence[dict[str, Any]], name: str) -> tuple[list[int], 
     """The sizes of a curve, and errors (replicates, clients, sizes) of the replicates that have all of them."""
     sizes = sorted({record["size"] for record in records})
     table = {(record["replicate"], record["size"]): [c[name] for c in record["clients"]] for record in records}
-    replicates = sorted({replicate for replicate, _ in table})
-    whole = [r for r in replicates if all((r, size) in table for size in sizes)]
+    whole = whole_replicates(records)
     return sizes, np.array([[table[r, size] for size in sizes] for r in whole]).swapaxes(1, 2)
+
+
+def whole_replicates(records: Sequence[dict[str, Any]]) -> list[int]:
+    """The replicates that have all sizes of a curve."""
+    by_replicate: dict[int, set[int]] = {}
+    for record in records:
+        by_replicate.setdefault(record["replicate"], set()).add(record["size"])
+    sizes = set().union(*by_replicate.values())
+    return sorted(replicate for replicate, own in by_replicate.items() if own == sizes)
 
 
 def slope(sizes: Sequence[float], errors: Array, resamples: int = 2000) -> Slope:
