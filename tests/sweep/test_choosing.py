@@ -72,6 +72,23 @@ def test_the_best_row_over_sizes_and_models_is_written_as_a_preset(cells, sweep)
     assert lines[0] in (sweep.folder / "tuned.toml").read_text()
 
 
+def test_a_row_that_lacks_a_size_is_not_compared(sweep):
+    """What a row has on a size that is easier for all would speak for it."""
+    one_size = """[[rows]]
+dataset = "blobs"
+size = "medium"
+method = "fedavg"
+vary = [{ method.eta = 0.3 }]
+"""
+    sweep.write(TUNING + one_size)
+    cells, results = load(sweep.file), {}
+    for size, eta, accuracy in (("small", "eta=0.1", 70.0), ("medium", "eta=0.1", 80.0), ("medium", "eta=0.3", 79.0)):
+        cell = named(cells, f"_{size}_", "fedavg", eta)
+        results[cell.name] = records(cell, shared=accuracy)
+    line = choose(cells, results, sweep.folder / "tuned.toml")[0]
+    assert line.startswith("fedavg on blobs: method.eta=0.1, 75.00 % on validation data, the best of 1 settings")
+
+
 def test_rows_that_have_diverged_are_out(cells, sweep):
     one, other = named(cells, "zeta=1"), named(cells, "zeta=2")
     results = {one.name: records(one), other.name: records(other, personal=50.0)}

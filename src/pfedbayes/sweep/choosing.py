@@ -25,7 +25,7 @@ def choose(cells: Sequence[Cell], results: Results, path: Path) -> list[str]:
     """Write the settings of the best row for every data set and method; a line about each.
 
     The rows of a method are compared by validation accuracy, averaged over the last eighth of the rounds, over seeds,
-    sizes and its models. Rows that are not complete, or have diverged, are out.
+    sizes and its models. Rows that are not complete, lack a size that others have, or have diverged, are out.
     """
     for cell in cells:
         if cell.experiment.evaluation.split != "validation":
@@ -33,7 +33,8 @@ def choose(cells: Sequence[Cell], results: Results, path: Path) -> list[str]:
     lines, sections = [], {}
     for dataset, method in dict.fromkeys((cell.facts["dataset"], cell.facts["method"]) for cell in cells):
         rows = _rows(cell for cell in cells if (cell.facts["dataset"], cell.facts["method"]) == (dataset, method))
-        scored = {key: _score(row, results) for key, row in rows.items()}
+        most = max(len(row) for row in rows.values())
+        scored = {key: _score(row, results) for key, row in rows.items() if len(row) == most}
         complete = {key: score for key, score in scored.items() if score is not None}
         if not complete:
             lines.append(f"{method} on {dataset}: no row is complete, so nothing was chosen")
