@@ -278,7 +278,7 @@ class TestTables:
                 f"by {score}, pFedBayes is the first, or behind it by no more than the larger of their standard "
                 "deviations, in 0 of 2 columns; not in MNIST small personal (-1.00 to FedRep), MNIST large personal "
                 "(-1.00 to pFedMe, w of the last local step, as the public code scores it). Likewise FedRep in 1 of 1, "
-                "pFedMe in 1 of 1." in page
+                "pFedMe in 1 of 1, by the better where the public code scores another model." in page
             )
         assert "CIFAR-10 small, pFedGP, mean network: 3." in page
         assert "Networks that ran in bfloat16: CIFAR-10 pFedGP." in page

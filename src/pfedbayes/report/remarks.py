@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -237,7 +238,8 @@ def _why(source: Source, cell: Cell) -> str:
 
 
 def _among_tuned(source: Source) -> Iterator[str]:
-    """Whether the tuned pFedBayes is the best of the tuned methods, also as their public code scores them."""
+    """Where the tuned pFedBayes is the best of the tuned methods, and where the others are, each by the better model if
+    its public code scores another one."""
     for score, title in SCORES.items():
         gaps: list[str] = []
         ahead: dict[str, list[bool]] = {}  # by method, of the columns that it has
@@ -245,7 +247,8 @@ def _among_tuned(source: Source) -> Iterator[str]:
             found = {}
             for line in (Line("pfedbayes", model), *lines_of(TUNED[1:], shown_variants("tuned"))):
                 records = records_of(source, line, "tuned", "two-block", dataset, size) if line.model == model else []
-                if estimate := over_seeds(records, model, None, score):
+                estimate = over_seeds(records, model, None, score)
+                if estimate and math.isfinite(estimate.value):
                     found[line] = estimate
             if not any(line.method == "pfedbayes" for line in found) or len(found) == 1:
                 continue
@@ -269,7 +272,7 @@ def _among_tuned(source: Source) -> Iterator[str]:
                 f"Among the tuned methods, by {title}, pFedBayes is the first, or behind it by no more than the larger "
                 f"of their standard deviations, in {ours} columns"
                 + (f"; not in {', '.join(gaps)}." if gaps else ".")
-                + f" Likewise {others}."
+                + f" Likewise {others}, by the better where the public code scores another model."
             )
 
 
