@@ -243,27 +243,18 @@ def _among_tuned(source: Source) -> Iterator[str]:
     for score, title in SCORES.items():
         gaps: list[str] = []
         ahead: dict[str, list[bool]] = {}  # by method, of the columns that it has
-        for dataset, size, model in _columns():
-            found = {}
-            for line in (Line("pfedbayes", model), *lines_of(TUNED[1:], shown_variants("tuned"))):
-                records = records_of(source, line, "tuned", "two-block", dataset, size) if line.model == model else []
-                estimate = over_seeds(records, model, None, score)
-                if estimate and math.isfinite(estimate.value):
-                    found[line] = estimate
-            if not any(line.method == "pfedbayes" for line in found) or len(found) == 1:
+        for column in _columns():
+            found = _tuned_column(source, *column, score)
+            if "pfedbayes" not in {line.method for line in found} or len(found) == 1:
                 continue
             first = max(found, key=lambda line: found[line].value)
-            close: dict[str, bool] = {}
-            for line, estimate in found.items():
-                gap = estimate.value - found[first].value
-                is_close = gap >= -max(estimate.std or 0, found[first].std or 0)
-                close[line.method] = close.get(line.method, False) or is_close
-                if line.method == "pfedbayes" and not is_close:
-                    whose = METHODS[first.method].title
-                    scored_as = f", {VARIANTS[first.variant]}" if first.variant != DEFAULT else ""
-                    gaps.append(f"{_column(dataset, size, model)} ({gap:+.2f} to {whose}{scored_as})")
-            for method, is_close in close.items():
-                ahead.setdefault(method, []).append(is_close)
+            close = {line.method for line in found if _is_close(found[line], found[first])}
+            for method in dict.fromkeys(line.method for line in found):
+                ahead.setdefault(method, []).append(method in close)
+            if "pfedbayes" not in close:
+                gap = found[Line("pfedbayes", column[2])].value - found[first].value
+                scored_as = f", {VARIANTS[first.variant]}" if first.variant != DEFAULT else ""
+                gaps.append(f"{_column(*column)} ({gap:+.2f} to {METHODS[first.method].title}{scored_as})")
         if ahead:
             counts = {method: f"{sum(each)} of {len(each)}" for method, each in ahead.items()}
             ours = counts.pop("pfedbayes")
@@ -274,6 +265,21 @@ def _among_tuned(source: Source) -> Iterator[str]:
                 + (f"; not in {', '.join(gaps)}." if gaps else ".")
                 + f" Likewise {others}, by the better where the public code scores another model."
             )
+
+
+def _tuned_column(source: Source, dataset: str, size: str, model: str, score: str) -> dict[Line, Estimate]:
+    """What the tuned methods have in a column, also as their public code scores them."""
+    found = {}
+    for line in (Line("pfedbayes", model), *lines_of(TUNED[1:], shown_variants("tuned"))):
+        records = records_of(source, line, "tuned", "two-block", dataset, size) if line.model == model else []
+        estimate = over_seeds(records, model, None, score)
+        if estimate and math.isfinite(estimate.value):
+            found[line] = estimate
+    return found
+
+
+def _is_close(one: Estimate, first: Estimate) -> bool:
+    return one.value - first.value >= -max(one.std or 0, first.std or 0)
 
 
 def _rarely_scored(source: Source) -> Iterator[str]:
@@ -297,9 +303,10 @@ def _in_bfloat16(source: Source) -> Iterator[str]:
         if record.get("precision") == "bf16"
     }
     if half:
+        in_full = any(record.get("precision") == "full" for record in source.records.get("fedavg", []))
         yield (
             f"Networks that ran in bfloat16: {', '.join(sorted(half))}. What that changes was measured on MNIST "
-            "(precision.md) and, for FedAvg, on large CIFAR-10 (studies.md)."
+            f"(precision.md){' and, for FedAvg, on large CIFAR-10 (studies.md)' if in_full else ' alone'}."
         )
 
 

@@ -33,18 +33,19 @@ def choose(cells: Sequence[Cell], results: Results, path: Path) -> list[str]:
     lines, sections = [], {}
     for dataset, method in dict.fromkeys((cell.facts["dataset"], cell.facts["method"]) for cell in cells):
         rows = _rows(cell for cell in cells if (cell.facts["dataset"], cell.facts["method"]) == (dataset, method))
-        most = max(len(row) for row in rows.values())
-        scored = {key: _score(row, results) for key, row in rows.items() if len(row) == most}
+        sizes = {cell.facts["size"] for row in rows.values() for cell in row}
+        whole = {key: row for key, row in rows.items() if {cell.facts["size"] for cell in row} == sizes}
+        scored = {key: _score(row, results) for key, row in whole.items()}
         complete = {key: score for key, score in scored.items() if score is not None}
         if not complete:
             lines.append(f"{method} on {dataset}: no row is complete, so nothing was chosen")
             continue
         best = max(complete, key=lambda key: complete[key])
         chosen = rows[best]
-        sizes = ", ".join(cell.facts["size"] for cell in chosen)
+        on = ", ".join(cell.facts["size"] for cell in chosen)
         lines.append(
             f"{method} on {dataset}: {_text(chosen[0].varied)}, {complete[best]:.2f} % on validation data, the best of "
-            f"{len(complete)} settings ({sizes}; {chosen[0].experiment.training.rounds} rounds)"
+            f"{len(complete)} settings ({on}; {chosen[0].experiment.training.rounds} rounds)"
         )
         for section, values in _settings(chosen[0]).items():
             sections[f"{dataset}.{method}.{section}"] = values
