@@ -40,8 +40,8 @@ ESTIMATORS = {"one": "one sample", "mc10": "ten samples", "mean": "mean network"
 STUDIES = {
     "views": "Images moved by a pixel or two in training: accuracy on validation data, rounds 700 to 800",
     "swings": "The shared model on CIFAR-10: accuracy on validation data by the mean network, rounds 101 to 200 of 200",
-    "samples": "pFedBayes with more weight draws per step than one, at the paper's settings: accuracy on test data, rounds 700 "
-    "to 800",
+    "samples": "pFedBayes with more than one weight draw per step, otherwise at the paper's settings: accuracy on "
+    "test data, rounds 700 to 800",
     "fedprox": "FedProx held near the first model received: accuracy on test data, rounds 700 to 800",
     "bnfed": "BNFed at lower rates than the paper's 0.5: accuracy on test data, rounds 700 to 800",
     "fedavg": "FedAvg on large CIFAR-10 with one setting changed, and one model trained on everybody's data (Pooled): "
