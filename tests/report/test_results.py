@@ -34,6 +34,9 @@ def scored(value, evaluations=101):
     }  # fmt: skip
 
 
+ON_VALIDATION = {"evaluation.split": "validation"}
+
+
 def record(method, model_values, seed=1, variant="default", **others):
     """A made-up record; model_values: {model: {estimator: accuracy}}."""
     models = {
@@ -66,7 +69,7 @@ def rows_of(markdown, title):
 
 class TestTuning:
     def test_every_setting_has_a_row_and_the_best_one_is_marked(self, folder):
-        settings = {"training.rounds": 400}
+        settings = {"training.rounds": 400, **ON_VALIDATION}
         made = [
             record("pfedbayes", {"personal": {"mc10": personal}, "shared": {"mc10": shared}}, seed, preset="tuning",
                    varied={"method.zeta": zeta, "method.scale": "batch"}, size=size, settings=settings)
@@ -83,9 +86,10 @@ class TestTuning:
 
     def test_a_setting_that_lacks_a_size_is_not_the_chosen_one(self, folder):
         made = [
-            record("fedavg", {"shared": {"mean": accuracy}}, preset="tuning", varied={"method.eta": eta}, size=size)
+            record("fedavg", {"shared": {"mean": accuracy}}, preset="tuning", varied={"method.eta": eta}, size=size,
+                   settings=ON_VALIDATION)
             for eta, size, accuracy in ((0.1, "small", 80.0), (0.1, "medium", 80.0), (0.2, "medium", 99.0))
-        ]
+        ]  # fmt: skip
         (folder / "tuning.json").write_text(json.dumps(made))
         rows = rows_of(results.render(folder)["tuning.md"], "## Accuracy on validation data")
         assert [rows[f"FedAvg: η = {eta}"]["overall"] for eta in (0.1, 0.2)] == ["80.00 (chosen)", "–"]
@@ -443,6 +447,15 @@ class TestTables:
         with pytest.raises(UserError, match=rf"{name}.json does not hold the results of a sweep \({words}"):
             results.write(folder)
         assert sorted(folder.iterdir()) == before
+
+    def test_tuning_on_test_data_is_refused(self, folder):
+        made = [
+            record("fedavg", {"shared": {"mean": 80.0}}, preset="tuning", settings=ON_VALIDATION),
+            record("fedavg", {"shared": {"mean": 90.0}}, preset="tuned"),
+        ]
+        (folder / "tuning.json").write_text(json.dumps(made))
+        with pytest.raises(UserError, match=r"tuning.json has tuned_mnist_small_two-block_fedavg, .* on test data"):
+            results.render(folder)
 
     @pytest.mark.parametrize(
         ("name", "content", "words"),

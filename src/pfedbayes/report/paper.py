@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pfedbayes.engine import Training
+from pfedbayes.errors import UserError
 from pfedbayes.methods import METHODS
 from pfedbayes.report import scores, tables
 from pfedbayes.report.page import Table
@@ -78,9 +79,20 @@ def read(folder: Path) -> Source:
     paper = read_json(folder / "paper.json", "the paper's tables", _check_paper, remedy)
     names = (*PAPER, "tuning", *STUDIES)
     records = {name: scores.read(path) if (path := folder / f"{name}.json").exists() else [] for name in names}
+    _refuse_tuning_on_test_data(folder / "tuning.json", records["tuning"])
     path = folder / "reasons.json"
     reasons = read_json(path, "reasons", _check_reasons, remedy) if path.exists() else []
     return Source(paper, records, reasons)
+
+
+def _refuse_tuning_on_test_data(path: Path, records: Sequence[Record]) -> None:
+    """Cells of another sweep, imported by mistake, would be compared as settings and could be the chosen one."""
+    for record in records:
+        if record["variant"] == DEFAULT and record["settings"].get("evaluation.split") != "validation":
+            raise UserError(
+                f"{path} has {record['cell']}, which is scored on test data: leave in it only what was tuned on "
+                "evaluation.split=validation"
+            )
 
 
 def _check_paper(content: Any) -> None:
