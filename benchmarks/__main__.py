@@ -17,9 +17,9 @@ from benchmarks.page import render, section
 from benchmarks.race import ROOT, Disagreement, Failed, Section, race
 from benchmarks.sections import FULL, QUICK, SECTIONS, chosen
 from benchmarks.worker import cores
+from pfedbayes.engine.plan import choose_device
 from pfedbayes.errors import UserError
-from pfedbayes.plan import choose_device
-from pfedbayes.runs import describe_code, describe_machine, now
+from pfedbayes.runs.folder import describe_code, describe_machine, now
 
 PAGE = ROOT / "docs" / "results" / "speed.md"
 

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from pfedbayes import runs
-from pfedbayes.execution import execute
-from pfedbayes.experiment import load
 from pfedbayes.report import tables
+from pfedbayes.runs.execution import execute
+from pfedbayes.runs.experiment import load
 
 RESULTS = Path("docs/results")
 PRIORS = [(0.1, -2.5), (1.0, -2.5), (10.0, -2.5), (100.0, -2.5), (1.0, -1.0), (1.0, -4.0), (1.0, -6.0)]

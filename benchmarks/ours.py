@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.work import SEED, Work
-from pfedbayes import engine
-from pfedbayes.engine import Federation
+from pfedbayes.engine import federation as engine
+from pfedbayes.engine.federation import Federation
+from pfedbayes.engine.plan import Plan
 from pfedbayes.methods import Method
-from pfedbayes.plan import Plan
 
 Job = Literal["train", "mean", "mc10", "activations"]
 EAGER = {"compile": False, "graph": False}

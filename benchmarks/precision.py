@@ -17,11 +17,11 @@ import torch
 from torch.nn.functional import pad
 
 from pfedbayes.data import DataConfig, Shards, load_shards
-from pfedbayes.engine import Federation, Training, plan_for
-from pfedbayes.likelihoods import Classification
+from pfedbayes.engine.federation import Federation, Training, plan_for
+from pfedbayes.engine.plan import Precision
+from pfedbayes.maths.likelihoods import Classification
 from pfedbayes.methods import PFedBayes
 from pfedbayes.nets import Init, Model, Net, mlp, vgg
-from pfedbayes.plan import Precision
 
 PRECISIONS: tuple[Precision, ...] = ("full", "tf32", "bf16")
 HEAD = """# Precision of matrix products

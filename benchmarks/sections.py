@@ -11,8 +11,8 @@ from typing import Any
 from benchmarks.ours import EAGER, Job, plan_for
 from benchmarks.race import Contender, Section, Turns
 from benchmarks.work import Work
+from pfedbayes.engine.plan import Plan, has_compiler
 from pfedbayes.errors import UserError
-from pfedbayes.plan import Plan, has_compiler
 
 PLANS: dict[str, dict[str, Any]] = {
     "default plan": {},

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from pfedbayes import runs
-from pfedbayes import uncertainty as honesty
 from pfedbayes.data import available
-from pfedbayes.execution import execute, load
-from pfedbayes.experiment import load as load_experiment
+from pfedbayes.runs.execution import execute, load
+from pfedbayes.runs.experiment import load as load_experiment
+from pfedbayes.trust import uncertainty as honesty
 
 SETS, SIZES = ("mnist", "fashion-mnist"), ("small", "medium")
 # One setting for all cells. FedAvg and Local get ten times the paper's rate: with it they are strong after few rounds.

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pfedbayes.data import DataConfig, Shards, load, load_shards, positions
-from pfedbayes.engine import Training
-from pfedbayes.likelihoods import Classification
+from pfedbayes.engine.federation import Training
+from pfedbayes.maths.likelihoods import Classification
+from pfedbayes.maths.random import Purpose, key
 from pfedbayes.methods import FedAvg, Method, PFedBayes
 from pfedbayes.nets import Init, Model, Net, mlp, vgg
-from pfedbayes.streams import Purpose, key
 
 SEED = 1
 METHODS: dict[str, Method] = {"pfedbayes": PFedBayes(), "fedavg": FedAvg()}

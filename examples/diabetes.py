@@ -12,7 +12,7 @@ import torch
 from sklearn.datasets import load_diabetes
 
 import pfedbayes
-from pfedbayes.metrics import moments
+from pfedbayes.maths.metrics import moments
 
 AGES = {"under 38": (0, 38), "38 to 49": (38, 50), "50 to 59": (50, 60), "60 and more": (60, 200)}
 

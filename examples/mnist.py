@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import pfedbayes
-from pfedbayes.metrics import confidence, doubt, log_average
+from pfedbayes.maths.metrics import confidence, doubt, log_average
 
 
 def main(folder: Path, options: list[str]) -> None:

@@ -6,16 +6,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pfedbayes.clients import Step, client_round
 from pfedbayes.data import Shards, positions
-from pfedbayes.engine import Federation, Training
-from pfedbayes.likelihoods import Classification, Likelihood
+from pfedbayes.engine.backend.local_training import Step, client_round
+from pfedbayes.engine.federation import Federation, Training
+from pfedbayes.engine.plan import Plan
+from pfedbayes.maths.likelihoods import Classification, Likelihood
+from pfedbayes.maths.random import Purpose, choose, key, normal
+from pfedbayes.maths.trees import leaves, pick, stack, tree_map
 from pfedbayes.methods import Method
 from pfedbayes.methods.base import Shard
 from pfedbayes.nets import Batch, Model, Net, mlp
-from pfedbayes.plan import Plan
-from pfedbayes.streams import Purpose, choose, key, normal
-from pfedbayes.trees import leaves, pick, stack, tree_map
 
 SIZES = (23, 4, 11, 7, 16)  # unequal; the second client has less than a batch
 TEST_SIZES = (9, 5, 8, 13, 4)

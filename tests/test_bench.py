@@ -17,7 +17,7 @@ from benchmarks.page import render, rows
 from benchmarks.products import Products
 from benchmarks.race import Contender, Disagreement, Failed, Section, Turns, Worker, gap, race, require_same
 from benchmarks.work import Examples, Work
-from pfedbayes.engine import Federation
+from pfedbayes.engine.federation import Federation
 from pfedbayes.errors import UserError
 from pfedbayes.nets import mlp
 

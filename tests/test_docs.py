@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from federations import EXACT, difference, trained
-from pfedbayes.execution import execute
-from pfedbayes.experiment import OWN_DATA, from_sections, load
 from pfedbayes.methods import FedAvg
+from pfedbayes.runs.execution import execute
+from pfedbayes.runs.experiment import OWN_DATA, from_sections, load
 
 ROOT = Path(__file__).parents[1]
 

@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import resource, sys, torch
-from pfedbayes.plan import Plan
+from pfedbayes.engine.plan import Plan
 
 Plan(chunk=int(sys.argv[1]) or None).activate()
 def write():

@@ -23,10 +23,10 @@ from benchmarks.race import ROOT
 from benchmarks.rate.measure import measure_all
 from benchmarks.rate.units import CHANGED, CHANGED_REPLICATES, MAIN, SIZES, Unit, unit_of
 from benchmarks.worker import cores
+from pfedbayes.engine.plan import choose_device
 from pfedbayes.errors import UserError
-from pfedbayes.plan import choose_device
-from pfedbayes.report import rate, results
-from pfedbayes.runs import describe_code, describe_machine, now, write_file
+from pfedbayes.paper import rate, results
+from pfedbayes.runs.folder import describe_code, describe_machine, now, write_file
 
 FOLDER = ROOT / "docs" / "results"
 

@@ -12,14 +12,14 @@ import torch
 from benchmarks.rate.functions import draw_functions
 from benchmarks.rate.units import Unit
 from pfedbayes.data import Shards
-from pfedbayes.engine import Federation, Training, plan_for
-from pfedbayes.gaussian import kl, mean_field
-from pfedbayes.likelihoods import Regression
+from pfedbayes.engine.federation import Federation, Training, plan_for
+from pfedbayes.engine.plan import has_compiler
+from pfedbayes.maths.gaussian import kl, mean_field
+from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.methods import PFedBayes
 from pfedbayes.nets import Model, Net, mlp
-from pfedbayes.plan import has_compiler
-from pfedbayes.report.rate import DIFFERENCE, DRAWS, SIGMA_EPS
-from pfedbayes.theory import hellinger_squared
+from pfedbayes.paper.rate import DIFFERENCE, DRAWS, SIGMA_EPS
+from pfedbayes.paper.theory import hellinger_squared
 
 CLIENTS = 10
 BATCH = 400

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pfedbayes.report.rate import CHANGES
-from pfedbayes.theory import Constants, Setting, chosen_num_params, width_for
+from pfedbayes.paper.rate import CHANGES
+from pfedbayes.paper.theory import Constants, Setting, chosen_num_params, width_for
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pfedbayes.data import DataConfig, Preprocessing, Shards, load_shards, read_inputs, shards_from_tables
-    from pfedbayes.engine import Federation, Training
+    from pfedbayes.engine.federation import Federation, Training
+    from pfedbayes.engine.plan import Plan
     from pfedbayes.errors import Diverged, UserError
-    from pfedbayes.execution import load, read_preprocessing, save
-    from pfedbayes.likelihoods import Classification, Regression
+    from pfedbayes.maths.likelihoods import Classification, Regression
     from pfedbayes.methods import METHODS, Method
     from pfedbayes.methods.pfedbayes import PFedBayes
     from pfedbayes.nets import Model, Net, WithNoise, mlp, vgg
-    from pfedbayes.plan import Plan
+    from pfedbayes.runs.execution import load, read_preprocessing, save
     from pfedbayes.serving import join, open_client
 
 __version__ = "0.1.0"
@@ -30,13 +30,12 @@ __all__ = [
 
 _HOME = {
     "data": ("DataConfig", "Preprocessing", "Shards", "load_shards", "read_inputs", "shards_from_tables"),
-    "engine": ("Federation", "Training"),
+    "engine": ("Federation", "Plan", "Training"),
     "errors": ("Diverged", "UserError"),
-    "execution": ("load", "read_preprocessing", "save"),
-    "likelihoods": ("Classification", "Regression"),
+    "runs.execution": ("load", "read_preprocessing", "save"),
+    "maths.likelihoods": ("Classification", "Regression"),
     "methods": ("METHODS", "Method", "PFedBayes"),
     "nets": ("Model", "Net", "WithNoise", "mlp", "vgg"),
-    "plan": ("Plan",),
     "serving": ("join", "open_client"),
 }
 

@@ -59,7 +59,12 @@ def outcome(name: str) -> dict:
 def machine() -> list[str]:
     """What bits depend on."""
     cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "")
-    return [platform.machine(), cpu.partition(":")[2].strip(), torch.backends.cpu.get_cpu_capability(), torch.__version__]
+    return [
+        platform.machine(),
+        cpu.partition(":")[2].strip(),
+        torch.backends.cpu.get_cpu_capability(),
+        torch.__version__,
+    ]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -72,4 +77,6 @@ def test_every_method_ends_where_it_did(name):
 
 
 if __name__ == "__main__":
-    KEPT.write_text(json.dumps({"machine": machine(), "cases": {name: outcome(name) for name in CASES}}, indent=1) + "\n")
+    KEPT.write_text(
+        json.dumps({"machine": machine(), "cases": {name: outcome(name) for name in CASES}}, indent=1) + "\n"
+    )

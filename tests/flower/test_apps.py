@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from test_cli import pfedbayes
 
 from pfedbayes import UserError
 from pfedbayes.flower.keys import make_keys
 from pfedbayes.flower.settings import from_run_config
-from test_cli import pfedbayes
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "federation"
 
@@ -74,7 +74,7 @@ def test_without_flwr_the_package_works_and_says_what_is_missing():
                     raise ImportError(name)
 
         sys.meta_path.insert(0, Refuse())
-        import pfedbayes.cli, pfedbayes.execution, pfedbayes.report
+        import pfedbayes.cli, pfedbayes.runs.execution, pfedbayes.report
         try:
             import pfedbayes.flower
         except pfedbayes.UserError as error:

@@ -14,7 +14,7 @@ from test_equality import assert_same_scores
 from federations import difference
 from pfedbayes import Plan, load_shards, runs
 from pfedbayes.data import DataConfig
-from pfedbayes.engine import Federation
+from pfedbayes.engine.federation import Federation
 from pfedbayes.flower.settings import from_run_config
 
 CONFIG = {

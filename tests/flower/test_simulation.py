@@ -12,7 +12,7 @@ from test_equality import assert_same_scores, by_engine
 
 from federations import difference
 from pfedbayes import runs
-from pfedbayes.trees import fill
+from pfedbayes.maths.trees import fill
 
 HERE = Path(__file__).parent
 

@@ -1,7 +1,7 @@
 import torch
 
 from federations import randn
-from pfedbayes.clients import client_round
+from pfedbayes.engine.backend.local_training import client_round
 from pfedbayes.methods import FedAvg
 from pfedbayes.methods.base import together
 

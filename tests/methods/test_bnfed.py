@@ -24,7 +24,7 @@ from federations import (
     trained,
 )
 from pfedbayes.errors import UserError
-from pfedbayes.likelihoods import Regression
+from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.methods import FedAvg
 from pfedbayes.methods.bnfed import BNFed, Local, Units, posterior
 from pfedbayes.nets import mlp

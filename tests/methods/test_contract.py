@@ -25,12 +25,12 @@ from federations import (
     train_alone,
     trained,
 )
-from pfedbayes.clients import client_round
+from pfedbayes.engine.backend.local_training import client_round
 from pfedbayes.errors import Diverged
+from pfedbayes.maths.metrics import METRICS
+from pfedbayes.maths.random import choose
+from pfedbayes.maths.trees import finite_rows, leaves, pick, stack, tree_map
 from pfedbayes.methods import METHODS, FedProx
-from pfedbayes.metrics import METRICS
-from pfedbayes.streams import choose
-from pfedbayes.trees import finite_rows, leaves, pick, stack, tree_map
 
 ROUNDING = 1e-10
 PLANS = {

@@ -20,14 +20,14 @@ from federations import (
     train_alone,
     trained,
 )
-from pfedbayes.clients import client_round
-from pfedbayes.likelihoods import Regression
+from pfedbayes.engine.backend.local_training import client_round
+from pfedbayes.maths.likelihoods import Regression
+from pfedbayes.maths.random import choose
 from pfedbayes.methods import FedAvg
 from pfedbayes.methods.base import Shard
 from pfedbayes.methods.ditto import Ditto
 from pfedbayes.methods.local import Local
 from pfedbayes.nets import Batch
-from pfedbayes.streams import choose
 
 ROUNDING = 1e-12
 

@@ -7,10 +7,10 @@ from torch.nn import functional
 
 from federations import difference, make_model, make_shards, same_bits, trained
 from pfedbayes.data import positions
-from pfedbayes.engine import Training
+from pfedbayes.engine.federation import Training
+from pfedbayes.maths.random import Purpose, key
 from pfedbayes.methods import FedAvg
 from pfedbayes.nets import mlp
-from pfedbayes.streams import Purpose, key
 
 ROUNDING = 1e-12
 FULL_BATCH = Training(local_steps=1, batch_size=1000, seed=3)

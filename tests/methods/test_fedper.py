@@ -21,11 +21,11 @@ from federations import (
     train_alone,
     trained,
 )
-from pfedbayes.clients import client_round
+from pfedbayes.engine.backend.local_training import client_round
+from pfedbayes.maths.random import Purpose, choose, key
 from pfedbayes.methods.fedper import FedPer
 from pfedbayes.methods.local import Local
 from pfedbayes.nets import mlp
-from pfedbayes.streams import Purpose, choose, key
 
 ROUNDING = 1e-12
 MODEL = make_model()

@@ -6,8 +6,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from federations import EXACT, TRAINING, make_model, randn, same_bits, trained
-from pfedbayes.clients import client_round
-from pfedbayes.likelihoods import Regression
+from pfedbayes.engine.backend.local_training import client_round
+from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.methods import FedAvg, FedProx
 from pfedbayes.methods.base import Shard
 from pfedbayes.nets import Batch

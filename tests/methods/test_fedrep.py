@@ -19,7 +19,7 @@ from federations import (
     train_alone,
     trained,
 )
-from pfedbayes.clients import client_round
+from pfedbayes.engine.backend.local_training import client_round
 from pfedbayes.methods.fedrep import FedRep
 from pfedbayes.methods.local import Local
 

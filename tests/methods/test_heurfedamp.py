@@ -23,14 +23,14 @@ from federations import (
     train_alone,
     trained,
 )
-from pfedbayes.clients import client_round
+from pfedbayes.engine.backend.local_training import client_round
 from pfedbayes.errors import UserError
-from pfedbayes.likelihoods import Regression
+from pfedbayes.maths.likelihoods import Regression
+from pfedbayes.maths.random import choose
 from pfedbayes.methods import FedAvg
 from pfedbayes.methods.base import Shard
 from pfedbayes.methods.heurfedamp import Client, HeurFedAMP, Server
 from pfedbayes.nets import Batch
-from pfedbayes.streams import choose
 
 ROUNDING = 1e-12
 EVERYBODY = dataclasses.replace(TRAINING, participants=None)

@@ -18,14 +18,14 @@ from federations import (
     train_alone,
     trained,
 )
-from pfedbayes.clients import client_round
 from pfedbayes.data import positions
+from pfedbayes.engine.backend.local_training import client_round
 from pfedbayes.errors import UserError
+from pfedbayes.maths.random import Purpose, key
+from pfedbayes.maths.trees import leaves
 from pfedbayes.methods import FedAvg
 from pfedbayes.methods.local import Local
 from pfedbayes.nets import mlp
-from pfedbayes.streams import Purpose, key
-from pfedbayes.trees import leaves
 
 ROUNDING = 1e-12
 

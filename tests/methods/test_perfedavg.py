@@ -20,8 +20,8 @@ from federations import (
     stacked_inputs,
     trained,
 )
-from pfedbayes.clients import client_round
-from pfedbayes.likelihoods import Regression
+from pfedbayes.engine.backend.local_training import client_round
+from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.methods import FedAvg
 from pfedbayes.methods.perfedavg import PerFedAvg
 from pfedbayes.nets import Batch

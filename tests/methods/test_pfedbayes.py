@@ -24,18 +24,18 @@ from federations import (
     train_alone,
     trained,
 )
-from pfedbayes.clients import client_round
 from pfedbayes.data import Shards
-from pfedbayes.engine import Training
-from pfedbayes.gaussian import barycentre, gaussian, grad_in_rho, mean_field, rho_of, sample, sigma
-from pfedbayes.likelihoods import Regression
+from pfedbayes.engine.backend.local_training import client_round
+from pfedbayes.engine.federation import Training
+from pfedbayes.maths.gaussian import barycentre, gaussian, grad_in_rho, mean_field, rho_of, sample, sigma
+from pfedbayes.maths.likelihoods import Regression
+from pfedbayes.maths.metrics import log_average, nll
+from pfedbayes.maths.optim import adam_init
+from pfedbayes.maths.random import choose
 from pfedbayes.methods import FedAvg, PFedBayes
 from pfedbayes.methods.base import Shard
 from pfedbayes.methods.pfedbayes import Client
-from pfedbayes.metrics import log_average, nll
 from pfedbayes.nets import Batch
-from pfedbayes.optim import adam_init
-from pfedbayes.streams import choose
 
 ROUNDING = 1e-12
 

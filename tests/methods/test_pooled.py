@@ -7,10 +7,10 @@ from torch.nn import functional
 
 from federations import SIZES, TRAINING, difference, federation, make_model, make_shards, same_bits, trained
 from pfedbayes.data import positions
+from pfedbayes.maths.random import Purpose, key
 from pfedbayes.methods import FedAvg
 from pfedbayes.methods.pooled import Pooled
 from pfedbayes.nets import mlp
-from pfedbayes.streams import Purpose, key
 
 ROUNDING = 1e-12
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pfedbayes.config import to_toml
-from pfedbayes.runs import CONFIG, INFO, LOG, SUMMARY, Run
+from pfedbayes.runs.config import to_toml
+from pfedbayes.runs.folder import CONFIG, INFO, LOG, SUMMARY, Run
 
 
 def _scores(rng: np.random.Generator, task: str, seeds: int, clients: int, quality: float) -> dict[str, Any]:

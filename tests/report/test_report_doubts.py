@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pfedbayes.report import doubts, render
-from pfedbayes.runs import Run
+from pfedbayes.runs.folder import Run
 
 MakeRun = Callable[..., Run]
 

@@ -14,7 +14,7 @@ import pytest
 
 from pfedbayes.errors import UserError
 from pfedbayes.report import render, words, write
-from pfedbayes.runs import Run
+from pfedbayes.runs.folder import Run
 
 MakeRun = Callable[..., Run]
 VOID = {"meta", "img", "br"}

@@ -12,7 +12,7 @@ import pytest
 
 from pfedbayes.report import tables
 from pfedbayes.report.tables import Estimate
-from pfedbayes.runs import Run
+from pfedbayes.runs.folder import Run
 
 MakeRun = Callable[..., Run]
 

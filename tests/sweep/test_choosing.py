@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from pfedbayes.config import read_toml
 from pfedbayes.errors import UserError
+from pfedbayes.runs.config import read_toml
 from pfedbayes.sweep.cells import load
 from pfedbayes.sweep.choosing import choose
 from pfedbayes.sweep.results import read_results

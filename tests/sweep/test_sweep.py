@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from pfedbayes import execution, runs
+from pfedbayes import runs
 from pfedbayes.errors import UserError
+from pfedbayes.runs import execution
 from pfedbayes.sweep import running
 from pfedbayes.sweep.cells import load, parse_part, select
 

@@ -31,7 +31,7 @@ def certify(
 
     pfedbayes certify runs/DIR
     """
-    from pfedbayes.certificate import CERTIFICATES, POSTERIORS, certify_run
+    from pfedbayes.trust.certificate import CERTIFICATES, POSTERIORS, certify_run
 
     certificates = certify_run(folder, device, delta=delta, steps=steps, draws=draws)
     if as_json:
@@ -67,8 +67,9 @@ def uncertainty(
     With validation data (--set data.validation=0.2 when running) also at a fitted temperature, with conformal sets and
     abstention.
     """
-    from pfedbayes import execution, runs
-    from pfedbayes import uncertainty as honesty
+    from pfedbayes import runs
+    from pfedbayes.runs import execution
+    from pfedbayes.trust import uncertainty as honesty
 
     results: dict[str, Any] = {}
     for folder in folders:
@@ -126,7 +127,7 @@ def bound(
 
     pfedbayes bound --n 1000000 --width 20 --inputs 2 --outputs 1 --beta 2
     """
-    from pfedbayes import theorem
+    from pfedbayes.paper import bound as theorem
 
     case = theorem.case_of(source, data_dir)
     given = {

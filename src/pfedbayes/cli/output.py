@@ -17,8 +17,8 @@ from rich.table import Table
 from pfedbayes.cli.common import escape
 
 if TYPE_CHECKING:
-    from pfedbayes.engine import Federation
-    from pfedbayes.runs import Run
+    from pfedbayes.engine.federation import Federation
+    from pfedbayes.runs.folder import Run
 
 
 def data_words(federation: Federation) -> list[str]:

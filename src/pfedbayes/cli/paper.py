@@ -16,7 +16,7 @@ def results(
     folder: Annotated[Path, typer.Argument(help="A folder of results such as docs/results.")],
 ) -> None:
     """Write the paper's tables and figures with our results beside them, from the JSON in a folder."""
-    from pfedbayes.report.results import write
+    from pfedbayes.paper.results import write
 
     for path in write(folder):
         typer.echo(path)
@@ -31,8 +31,8 @@ def figure3(
     data_dir: DataDir = None,
 ) -> None:
     """Train for ten rounds and note how sure the personal models of five clients are at rounds 0, 1 and 10."""
-    from pfedbayes.experiment import load
-    from pfedbayes.figure3 import write
+    from pfedbayes.paper.figure3 import write
+    from pfedbayes.runs.experiment import load
 
     write(load(experiment), out, device, data_dir)
     typer.echo(out)

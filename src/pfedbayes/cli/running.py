@@ -15,8 +15,8 @@ from pfedbayes.cli.output import data_words, print_table, print_window, progress
 from pfedbayes.errors import UserError
 
 if TYPE_CHECKING:
-    from pfedbayes.experiment import Experiment
-    from pfedbayes.runs import Run
+    from pfedbayes.runs.experiment import Experiment
+    from pfedbayes.runs.folder import Run
 
 
 def run(
@@ -81,10 +81,11 @@ def run(
 
     pfedbayes run --resume --out runs/DIR                go on after an interruption
     """
-    from pfedbayes import execution, runs
-    from pfedbayes.config import read_toml
-    from pfedbayes.experiment import from_sections, load
+    from pfedbayes import runs
     from pfedbayes.report import tables, words, write
+    from pfedbayes.runs import execution
+    from pfedbayes.runs.config import read_toml
+    from pfedbayes.runs.experiment import from_sections, load
 
     flags = {
         "data.path": own_data, "data.target": target, "data.client_column": client_column, "data.task": task,
@@ -153,7 +154,7 @@ def report(
 
 def _default_folder(setup: Experiment, experiment: Path | None, resume: bool) -> Path:
     """runs/NAME, or NAME-2, NAME-3, … if taken; to resume, the newest of them."""
-    from pfedbayes.experiment import method_name
+    from pfedbayes.runs.experiment import method_name
 
     parts = [
         experiment.stem if experiment else setup.data.title.replace(" ", "_"),
@@ -170,8 +171,8 @@ def _default_folder(setup: Experiment, experiment: Path | None, resume: bool) ->
 
 def _print_estimate(setup: Experiment, seeds: list[int], device: str, data_dir: Path | None) -> None:
     """The resolved config, and what the run will take, from a round and an evaluation measured here and now."""
-    from pfedbayes.config import to_toml
-    from pfedbayes.execution import estimate
+    from pfedbayes.runs.config import to_toml
+    from pfedbayes.runs.execution import estimate
 
     typer.echo(to_toml(setup.sections()))
     cost = estimate(setup, seeds, device, data_dir)

@@ -2,11 +2,11 @@
 
 from pfedbayes.data.batches import positions, positions_of_many
 from pfedbayes.data.config import DataConfig
-from pfedbayes.data.own import load_client, read_inputs, shards_from_tables, summarise_client
+from pfedbayes.data.own.loading import load_client, read_inputs, shards_from_tables, summarise_client
+from pfedbayes.data.own.preprocessing import Preprocessing, Summary, combine, summarise
 from pfedbayes.data.partition import load_shards, partition
-from pfedbayes.data.preprocessing import Preprocessing, Summary, combine, summarise
+from pfedbayes.data.published import Availability, Pool, Progress, available, load
 from pfedbayes.data.shards import Shards
-from pfedbayes.data.sources import Availability, Pool, Progress, available, load
 
 __all__ = [
     "Availability",

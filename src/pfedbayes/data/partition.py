@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pfedbayes.data.config import SYNTHETIC_EXAMPLES, DataConfig
-from pfedbayes.data.own import load_own
+from pfedbayes.data.own.loading import load_own
+from pfedbayes.data.published import Pool, Progress, blobs, load, regression
 from pfedbayes.data.shards import Shards, client_names
-from pfedbayes.data.sources import Pool, Progress, blobs, load, regression
 from pfedbayes.data.splits import Purpose, Rows, held_out
 from pfedbayes.errors import UserError
 

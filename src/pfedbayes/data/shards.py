@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from pfedbayes.data.preprocessing import Preprocessing
+from pfedbayes.data.own.preprocessing import Preprocessing
 from pfedbayes.errors import UserError
 
 Examples = tuple[ArrayLike | Tensor, ArrayLike | Tensor]

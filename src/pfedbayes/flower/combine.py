@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from pfedbayes.flower.settings import FederationConfig
+from pfedbayes.maths.trees import stack
 from pfedbayes.methods.base import Method, State
-from pfedbayes.trees import stack
 
 
 def combine(

@@ -11,8 +11,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 from pfedbayes.errors import UserError
+from pfedbayes.maths.trees import named_leaves, rebuild
 from pfedbayes.methods.base import State
-from pfedbayes.trees import named_leaves, rebuild
 
 PROTOCOL = 1
 RAW = "pfedbayes.raw"  # little-endian numbers one after another: nothing to unpickle

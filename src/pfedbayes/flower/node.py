@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedbayes.data import Shards
-from pfedbayes.engine import Federation
+from pfedbayes.engine.federation import Federation
+from pfedbayes.engine.plan import Plan, choose_device
 from pfedbayes.errors import UserError
-from pfedbayes.execution import look_closely
 from pfedbayes.flower import secure
 from pfedbayes.flower.messages import PROTOCOL, Refused, content, facts_of, from_arrays, to_arrays
 from pfedbayes.flower.settings import Settings, from_run_config, refuse_difference
 from pfedbayes.flower.state import Generation, StateFolder
+from pfedbayes.maths.trees import fill, misfit, named_leaves, pick, stack
 from pfedbayes.methods import Method
 from pfedbayes.methods.base import State
 from pfedbayes.nets import Model
-from pfedbayes.plan import Plan, choose_device
-from pfedbayes.trees import fill, misfit, named_leaves, pick, stack
+from pfedbayes.runs.execution import look_closely
 
 LoadData = Callable[[int, int], Shards]  # (number of the client, number of clients) -> its own data
 MakeModel = Callable[[Method], Model]

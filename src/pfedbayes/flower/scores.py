@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedbayes.metrics import BINS, METRICS
-from pfedbayes.prediction import MODELS
+from pfedbayes.evaluation.prediction import MODELS
+from pfedbayes.maths.metrics import BINS, METRICS
 
 
 def table(scores: dict[int, dict[str, Any]], num_clients: int, models: Sequence[str], task: str) -> dict[str, Any]:

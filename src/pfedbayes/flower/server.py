@@ -16,12 +16,10 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from pfedbayes import runs
-from pfedbayes.clients import client_round
-from pfedbayes.config import to_toml
-from pfedbayes.engine import first_optimizer, first_server, follow, participants
+from pfedbayes.engine.backend.local_training import client_round
+from pfedbayes.engine.federation import first_optimizer, first_server, follow, participants
 from pfedbayes.errors import UserError
-from pfedbayes.execution import json_safe
-from pfedbayes.experiment import method_name
+from pfedbayes.evaluation.prediction import MODELS
 from pfedbayes.flower import secure
 from pfedbayes.flower.combine import combine, epsilon
 from pfedbayes.flower.exchange import Exchange, send
@@ -29,12 +27,14 @@ from pfedbayes.flower.messages import PROTOCOL, Refused, content, from_arrays, r
 from pfedbayes.flower.roster import Roster, count
 from pfedbayes.flower.scores import is_table, pooled, table
 from pfedbayes.flower.settings import Settings, from_run_config, refuse_difference
+from pfedbayes.maths.random import choose
+from pfedbayes.maths.trees import fill, leaves, misfit, named_leaves, pick
 from pfedbayes.methods import Method
 from pfedbayes.methods.base import Shard, State
 from pfedbayes.nets import Model
-from pfedbayes.prediction import MODELS
-from pfedbayes.streams import choose
-from pfedbayes.trees import fill, leaves, misfit, named_leaves, pick
+from pfedbayes.runs.config import to_toml
+from pfedbayes.runs.execution import json_safe
+from pfedbayes.runs.experiment import method_name
 
 log = logging.getLogger("flwr")
 

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pfedbayes.config import build, nearest, parse_override
-from pfedbayes.engine import Training
+from pfedbayes.engine.federation import Training
+from pfedbayes.engine.plan import Dtype
 from pfedbayes.errors import UserError
-from pfedbayes.experiment import Evaluation, default_of, from_sections, method_name
 from pfedbayes.methods import Method
 from pfedbayes.nets import Init
-from pfedbayes.plan import Dtype
+from pfedbayes.runs.config import build, nearest, parse_override
+from pfedbayes.runs.experiment import Evaluation, default_of, from_sections, method_name
 
 Wire = Literal["float32", "float16", "bfloat16", "float64"]
 Robust = Literal["none", "median-norm", "trimmed-mean"]

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from pfedbayes.maths.trees import Tree, pick, stack, tree_map
 from pfedbayes.nets import Batch, Init, Model, Pixels
-from pfedbayes.trees import Tree, pick, stack, tree_map
 
 State = Tree  # each method names its own
 

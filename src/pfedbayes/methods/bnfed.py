@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from pfedbayes.errors import UserError
+from pfedbayes.maths.optim import sgd
+from pfedbayes.maths.trees import pick
 from pfedbayes.methods.base import Method, Shard, State, require
 from pfedbayes.nets import Batch, Model
-from pfedbayes.optim import sgd
-from pfedbayes.trees import pick
 
 
 class Server(NamedTuple):

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from pfedbayes.maths.optim import sgd
 from pfedbayes.methods.base import Local, Method, require
 from pfedbayes.nets import Batch, Model
-from pfedbayes.optim import sgd
 
 
 @dataclass(frozen=True)

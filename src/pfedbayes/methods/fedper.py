@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from pfedbayes.maths.optim import sgd
 from pfedbayes.methods.base import Method, Shard, State, require
 from pfedbayes.nets import Batch, Model
-from pfedbayes.optim import sgd
 
 
 class Local(NamedTuple):

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pfedbayes.maths.optim import sgd
 from pfedbayes.methods.base import Method, Shard, State, require
 from pfedbayes.nets import Batch, Model
-from pfedbayes.optim import sgd
 
 
 class Local(NamedTuple):

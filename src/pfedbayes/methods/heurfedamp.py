@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from pfedbayes.errors import UserError
+from pfedbayes.maths.optim import sgd
 from pfedbayes.methods.base import Method, Shard, require
 from pfedbayes.nets import Batch, Model
-from pfedbayes.optim import sgd
 
 
 class Server(NamedTuple):

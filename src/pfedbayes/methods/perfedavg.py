@@ -9,10 +9,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from pfedbayes.maths.optim import sgd
+from pfedbayes.maths.trees import pick
 from pfedbayes.methods.base import Adaptation, Local, Method, State, require
 from pfedbayes.nets import Batch, Model
-from pfedbayes.optim import sgd
-from pfedbayes.trees import pick
 
 
 class Personal(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pfedbayes.gaussian import (
+from pfedbayes.maths.gaussian import (
     MeanField,
     barycentre,
     gaussian,
@@ -20,9 +20,9 @@ from pfedbayes.gaussian import (
     sample,
     sigma,
 )
+from pfedbayes.maths.optim import Adam, adam_init, adam_of, sgd
 from pfedbayes.methods.base import Method, Shard, require, weighted_mean
 from pfedbayes.nets import Batch, Model
-from pfedbayes.optim import Adam, adam_init, adam_of, sgd
 
 
 class Client(NamedTuple):

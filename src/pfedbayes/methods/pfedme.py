@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pfedbayes.maths.optim import sgd
 from pfedbayes.methods.base import Method, Shard, require, weighted_mean
 from pfedbayes.nets import Batch, Model
-from pfedbayes.optim import sgd
 
 
 class Client(NamedTuple):

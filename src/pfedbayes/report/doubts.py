@@ -9,7 +9,7 @@ import numpy as np
 
 from pfedbayes.report import charts, tables
 from pfedbayes.report.charts import Figure, Series
-from pfedbayes.runs import Run
+from pfedbayes.runs.folder import Run
 
 # What is logged of a model's doubt, by task: all of it, and the part that comes from not knowing the model.
 DOUBTS = {

@@ -12,7 +12,7 @@ import numpy as np
 
 from pfedbayes.report import charts, png
 from pfedbayes.report.tables import MODELS, STYLE
-from pfedbayes.runs import Run
+from pfedbayes.runs.folder import Run
 
 _SURE = 0.9  # a label at least this probable is a sure answer
 _PER_GROUP = 6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from pfedbayes.runs import Run
+from pfedbayes.runs.folder import Run
 
 START = "flwr run . SUPERLINK --stream"
 MOST = 100  # lines shown of what was refused

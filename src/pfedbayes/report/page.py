@@ -13,12 +13,12 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from pfedbayes import runs as run_folders
-from pfedbayes.config import to_toml
 from pfedbayes.errors import UserError
 from pfedbayes.report import charts, doubts, examples, federation, tables, words
 from pfedbayes.report.charts import Figure
 from pfedbayes.report.tables import Estimate
-from pfedbayes.runs import Run
+from pfedbayes.runs.config import to_toml
+from pfedbayes.runs.folder import Run
 
 _TITLE = {"personal": "Personal models", "shared": "Shared model"}
 _DASHES = ("", "2 3", "8 4", "10 3 2 3")

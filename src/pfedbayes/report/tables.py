@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedbayes.runs import Run
+from pfedbayes.runs.folder import Run
 
 MODELS = ("personal", "shared")
 STYLE = {"personal": 0, "shared": 1}  # the same colour and shape in every chart

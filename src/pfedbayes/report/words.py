@@ -9,7 +9,7 @@ import numpy as np
 
 from pfedbayes.report import tables
 from pfedbayes.report.tables import Estimate, Row
-from pfedbayes.runs import Run
+from pfedbayes.runs.folder import Run
 
 _TITLE = {"personal": "personal models", "shared": "shared model"}
 

@@ -14,17 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedbayes import conformal
-from pfedbayes.answering import Answer, Weights
-from pfedbayes.calibration import DELTA, DRAWS, Promises, Scores, promise
 from pfedbayes.data import Preprocessing
-from pfedbayes.data.chunks import read_chunks
+from pfedbayes.data.own.new_rows import read_chunks
 from pfedbayes.errors import UserError
-from pfedbayes.experiment import NetConfig
-from pfedbayes.likelihoods import Likelihood, Regression
-from pfedbayes.metrics import confidence, doubt, log_average, moments
-from pfedbayes.prediction import Which
+from pfedbayes.evaluation.posterior import Answer, Weights
+from pfedbayes.evaluation.prediction import Which
+from pfedbayes.maths.likelihoods import Likelihood, Regression
+from pfedbayes.maths.metrics import confidence, doubt, log_average, moments
+from pfedbayes.runs.experiment import NetConfig
 from pfedbayes.serving.sheets import sheet
+from pfedbayes.trust import conformal
+from pfedbayes.trust.calibration import DELTA, DRAWS, Promises, Scores, promise
 
 AT_ONCE = 1 << 24  # numbers that come out of all draws for the rows predicted together
 

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pfedbayes.data.tables import optional
+from pfedbayes.data.own.readers import optional
 from pfedbayes.errors import UserError
-from pfedbayes.likelihoods import Regression
+from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.nets import Pixels
-from pfedbayes.runs import write_file
+from pfedbayes.runs.folder import write_file
 from pfedbayes.serving.client import Client, Wish
 from pfedbayes.serving.portable import client_bytes
 from pfedbayes.serving.sheets import require_folder

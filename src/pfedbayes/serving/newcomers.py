@@ -7,19 +7,21 @@ from pathlib import Path
 
 import torch
 
-from pfedbayes import calibration, execution, runs
-from pfedbayes.answering import Answer, answering, weights_of
-from pfedbayes.calibration import DRAWS, NOTHING, Kept, score
-from pfedbayes.certificate import Certificate, certify_joined
+from pfedbayes import runs
 from pfedbayes.data import Shards
-from pfedbayes.data.chunks import read_examples
+from pfedbayes.data.own.new_rows import read_examples
 from pfedbayes.data.splits import Purpose, held_out
-from pfedbayes.engine import Federation
+from pfedbayes.engine.federation import Federation
+from pfedbayes.engine.personalisation import personalise
 from pfedbayes.errors import UserError
-from pfedbayes.metrics import METRICS, scores
-from pfedbayes.personalisation import personalise
+from pfedbayes.evaluation.posterior import Answer, answering, weights_of
+from pfedbayes.maths.metrics import METRICS, scores
+from pfedbayes.runs import execution
 from pfedbayes.serving.client import Client
 from pfedbayes.serving.opening import load_models
+from pfedbayes.trust import calibration
+from pfedbayes.trust.calibration import DRAWS, NOTHING, Kept, score
+from pfedbayes.trust.certificate import Certificate, certify_joined
 
 STEPS = 200
 HOLD_OUT = 0.3  # of the rows, to calibrate on

@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from pfedbayes import calibration, execution, runs
-from pfedbayes.answering import answering, weights_of
-from pfedbayes.calibration import NOTHING, Kept, together
-from pfedbayes.engine import Federation
+from pfedbayes import runs
+from pfedbayes.engine.federation import Federation
 from pfedbayes.errors import UserError
-from pfedbayes.experiment import build_model, from_sections
-from pfedbayes.prediction import Which
+from pfedbayes.evaluation.posterior import answering, weights_of
+from pfedbayes.evaluation.prediction import Which
+from pfedbayes.runs import execution
+from pfedbayes.runs.experiment import build_model, from_sections
 from pfedbayes.serving.client import Client
 from pfedbayes.serving.portable import read_client
+from pfedbayes.trust import calibration
+from pfedbayes.trust.calibration import NOTHING, Kept, together
 
 NEWCOMERS = "newcomers"  # the folder in a run folder where clients lie that joined later
 SUFFIX = ".safetensors"

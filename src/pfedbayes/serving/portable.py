@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from pfedbayes import calibration
-from pfedbayes.answering import Weights
-from pfedbayes.calibration import DRAWS, Scores, read_safetensors
 from pfedbayes.data import Preprocessing
+from pfedbayes.engine.plan import choose_device
 from pfedbayes.errors import UserError
-from pfedbayes.experiment import NetConfig
-from pfedbayes.layers import describe, rebuild
-from pfedbayes.likelihoods import Classification, Likelihood, Regression
-from pfedbayes.modules import build_module
+from pfedbayes.evaluation.posterior import Weights
+from pfedbayes.maths.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.nets import Model, Net, WithNoise
-from pfedbayes.plan import choose_device
+from pfedbayes.nets.import_path import build_module
+from pfedbayes.nets.layers import describe, rebuild
+from pfedbayes.runs.experiment import NetConfig
 from pfedbayes.serving.client import Asked, Client, Wish
+from pfedbayes.trust import calibration
+from pfedbayes.trust.calibration import DRAWS, Scores, read_safetensors
 
 
 def client_bytes(client: Client, wish: Wish | None = None) -> bytes:

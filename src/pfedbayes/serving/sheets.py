@@ -12,9 +12,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pfedbayes.data.tables import SUFFIXES, optional
+from pfedbayes.data.own.readers import SUFFIXES, optional
 from pfedbayes.errors import UserError
-from pfedbayes.runs import replacing
+from pfedbayes.runs.folder import replacing
 
 Write = Callable[[Mapping[str, Any]], None]  # more rows: columns of equal length by name
 

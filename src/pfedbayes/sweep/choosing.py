@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from pfedbayes import runs
-from pfedbayes.config import to_toml
 from pfedbayes.errors import UserError
-from pfedbayes.report.scores import DEFAULT, overall
+from pfedbayes.runs.config import to_toml
 from pfedbayes.sweep.cells import Cell
 from pfedbayes.sweep.results import Results, seeds_to_do
+from pfedbayes.sweep.scores import DEFAULT, overall
 
 # Settings of a tuning run that are not the method's: for how long it is run and when it is looked at.
 SCHEDULE = {"rounds", "seed", "evaluate_every", "evaluate_window"}

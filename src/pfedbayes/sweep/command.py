@@ -12,9 +12,9 @@ from typing import Any
 from rich.console import Console
 
 from pfedbayes import runs
+from pfedbayes.engine.plan import choose_device
 from pfedbayes.errors import UserError
-from pfedbayes.plan import choose_device
-from pfedbayes.report import scores
+from pfedbayes.sweep import scores
 from pfedbayes.sweep.cells import Cell, load, parse_part, select
 from pfedbayes.sweep.choosing import choose
 from pfedbayes.sweep.results import (

@@ -11,10 +11,10 @@ from typing import Any
 
 from pfedbayes import runs
 from pfedbayes.errors import UserError
-from pfedbayes.execution import other_config
-from pfedbayes.report import scores
-from pfedbayes.report.scores import Record
+from pfedbayes.runs.execution import other_config
+from pfedbayes.sweep import scores
 from pfedbayes.sweep.cells import Cell
+from pfedbayes.sweep.scores import Record
 
 Results = dict[str, list[Record]]  # by cell
 LONGEST_BYTES = 240  # of a name, which "." and ".json.part" go around; most file systems allow 255

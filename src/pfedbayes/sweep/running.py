@@ -12,13 +12,14 @@ from pathlib import Path
 
 import torch
 
-from pfedbayes import execution, runs
+from pfedbayes import runs
 from pfedbayes.errors import Diverged, UserError
 from pfedbayes.memory import give_back_locked_memory
-from pfedbayes.report import scores
-from pfedbayes.report.scores import Record
+from pfedbayes.runs import execution
+from pfedbayes.sweep import scores
 from pfedbayes.sweep.cells import Cell
 from pfedbayes.sweep.results import Results, merge, result_file, run_folder, seeds_to_do, write_results
+from pfedbayes.sweep.scores import Record
 
 START_SECONDS = 30.0  # a cell that cannot even compile before the time is up is not begun
 

@@ -1,0 +1,1 @@
+"""Data of users: tables, arrays and trees of images."""

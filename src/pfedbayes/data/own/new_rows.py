@@ -1,0 +1,157 @@
+"""New data for models that are trained: rows to be predicted, chunk by chunk, and the examples of a new client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfedbayes.data.own import images
+from pfedbayes.data.own.preprocessing import Preprocessing
+from pfedbayes.data.own.readers import (
+    CHUNK,
+    SUFFIXES,
+    Budget,
+    Table,
+    missing,
+    read_arrays,
+    read_batches,
+    read_cells,
+    read_table,
+    reading,
+    table_of,
+    table_of_arrays,
+    table_of_cells,
+)
+from pfedbayes.errors import UserError
+
+IMAGES_AT_ONCE = 1000
+FILE = "file"  # the column that names an image
+
+
+class Chunk(NamedTuple):
+    """Inputs x (n, ...) of some rows, and all columns that the rows have, as they came: lists or arrays."""
+
+    x: Tensor
+    kept: Mapping[str, Any]
+
+
+def read_chunks(source: str | Path | Mapping[str, Any], preprocessing: Preprocessing) -> Iterator[Chunk]:
+    """The rows of a table in a file or in memory, of an NPZ file with x, or of images. A table needs the columns of the
+    training data but the target, and may have others."""
+    chunks = (
+        _of_columns(source, preprocessing) if not isinstance(source, str | Path) else _of_file(source, preprocessing)
+    )
+    rows = 0
+    for chunk in chunks:
+        rows += len(chunk.x)
+        if len(chunk.x):
+            yield chunk
+    if not rows:
+        name = source if isinstance(source, str | Path) else "the table"
+        raise UserError(f"{name} has no rows: give some")
+
+
+def read_examples(path: str | Path, preprocessing: Preprocessing) -> tuple[Tensor, Tensor]:
+    """Inputs (n, ...) and targets (n,) or (n, 1) of one client: a table with the target, an NPZ file with x and y, or
+    images class/image.png."""
+    path, target = _existing(path), preprocessing.target
+    if preprocessing.image and path.is_dir():
+        table = images.read_classes(path, preprocessing.shape)
+        table = Table(table.where, {target.name: table.columns[images.CLASS]}, table.lines, table.x, table.unit)
+    else:
+        table = _with_channel(read_table(_table_file(path), preprocessing.reading(target.name)), preprocessing)
+    if target.name not in table.columns:
+        raise UserError(f"{path} lacks the target {target.name!r}: a client learns from rows whose target is known")
+    if not len(table):
+        raise UserError(f"{path} has no rows: give some")
+    if len(absent := np.flatnonzero(missing(table.columns[target.name]))):
+        raise UserError(
+            f"{table.place(int(absent[0]))}: the target {target.name!r} is missing: fill it in or remove the row"
+        )
+    return preprocessing.encode(table), torch.from_numpy(target.encode(table))
+
+
+def _existing(path: str | Path) -> Path:
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise UserError(f"{path} does not exist: correct the path")
+    return path
+
+
+def _table_file(path: Path) -> Path:
+    if path.is_dir() or path.suffix.lower() not in SUFFIXES:
+        raise UserError(f"{path} is no table: give a file that ends in {', '.join(SUFFIXES)}")
+    return path
+
+
+def _of_file(path: str | Path, preprocessing: Preprocessing) -> Iterator[Chunk]:
+    path = _existing(path)
+    if preprocessing.image and path.suffix.lower() != ".npz":
+        return _of_images(path, preprocessing)
+    kinds = {".npz": _of_npz, ".parquet": _of_parquet}
+    return kinds.get(_table_file(path).suffix.lower(), _of_csv)(path, preprocessing)
+
+
+def _of_columns(columns: Mapping[str, Any], preprocessing: Preprocessing) -> Iterator[Chunk]:
+    if "x" in columns and not preprocessing.inputs:
+        yield from _of_arrays(np.asarray(columns["x"]), columns, "the table", preprocessing)
+        return
+    table = table_of(columns, "the table", preprocessing.reading())
+    yield Chunk(preprocessing.encode(table), {str(name): np.asarray(columns[name]) for name in columns})
+
+
+def _of_csv(path: Path, preprocessing: Preprocessing) -> Iterator[Chunk]:
+    with reading(path):
+        for cells in read_cells(path):
+            table = table_of_cells(cells, str(path), preprocessing.reading())
+            yield Chunk(preprocessing.encode(table), cells.columns)
+
+
+def _of_parquet(path: Path, preprocessing: Preprocessing) -> Iterator[Chunk]:
+    with reading(path):
+        start = 0
+        for batch in read_batches(path):
+            own = preprocessing.reading()
+            arrays = {name: batch[name].to_numpy(zero_copy_only=False) for name in own.wanted(batch)}
+            table = table_of(arrays, str(path), own)
+            table.lines[:] += start  # for messages
+            start += len(table)
+            yield Chunk(preprocessing.encode(table), batch)
+
+
+def _of_npz(path: Path, preprocessing: Preprocessing) -> Iterator[Chunk]:
+    with reading(path):
+        x, others = read_arrays(path, Budget())
+    yield from _of_arrays(x, others, str(path), preprocessing)
+
+
+def _of_arrays(x: NDArray[Any], others: Mapping[str, Any], where: str, preprocessing: Preprocessing) -> Iterator[Chunk]:
+    taken = len(preprocessing.inputs)
+    if taken and x.ndim == 2 and x.shape[1] > taken:
+        raise UserError(f"{where}: an example has {x.shape[1]} numbers, and the models take {taken}: give just those")
+    for start in range(0, len(x), CHUNK):
+        rows = slice(start, start + CHUNK)
+        table = _with_channel(table_of_arrays(x[rows], {}, where, preprocessing.reading()), preprocessing)
+        kept = {name: np.asarray(array)[rows] for name, array in others.items() if np.ndim(array) == 1}
+        yield Chunk(preprocessing.encode(table), kept)
+
+
+def _with_channel(table: Table, preprocessing: Preprocessing) -> Table:
+    """Grey images (n, H, W) as (n, 1, H, W)."""
+    if table.x is None or (1, *table.x.shape[1:]) != preprocessing.shape:
+        return table
+    return Table(table.where, table.columns, table.lines, table.x[:, None], table.unit)
+
+
+def _of_images(path: Path, preprocessing: Preprocessing) -> Iterator[Chunk]:
+    files = images.image_files(path)
+    for start in range(0, len(files), IMAGES_AT_ONCE):
+        some = files[start : start + IMAGES_AT_ONCE]
+        table = images.read_images(some, str(path), preprocessing.shape)
+        yield Chunk(preprocessing.encode(table), {FILE: [file.name for file in some]})

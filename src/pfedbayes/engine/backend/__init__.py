@@ -1,0 +1,1 @@
+"""How rounds are computed: batching over clients, compiled steps, CUDA graphs."""

@@ -1,0 +1,1 @@
+"""What the models of a federation predict, and how good the predictions are."""

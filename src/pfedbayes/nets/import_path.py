@@ -1,0 +1,80 @@
+"""A network of one's own, named by where Python finds it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pfedbayes.errors import UserError
+from pfedbayes.runs.config import nearest
+
+
+def is_import_path(name: str | None) -> bool:
+    """Whether a name is one like "my_module:MyNet"."""
+    return name is not None and ":" in name
+
+
+def build_module(name: str, shape: tuple[int, ...], outputs: int, settings: Mapping[str, Any]) -> nn.Module:
+    """The module that `MyNet(shape, outputs, **settings)` makes, once it is seen to turn inputs (n, *shape) into
+    outputs (n, outputs). The current folder is searched first."""
+    make = _find(name)
+    try:
+        module = make(shape, outputs, **settings)
+    except Exception as error:
+        raise UserError(
+            f"net.name={name!r} could not be called with ({shape}, {outputs}{_words(settings)}): {_reason(error)}"
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise UserError(f"net.name={name!r} made a {type(module).__name__}: it must make a torch.nn.Module")
+    try:
+        with torch.no_grad():
+            found = tuple(module(torch.zeros(2, *shape)).shape)
+    except Exception as error:
+        raise UserError(
+            f"net.name={name!r} cannot take inputs of shape (2, {_list(shape)}): {_reason(error)}"
+        ) from error
+    if found != (2, outputs):
+        raise UserError(f"net.name={name!r} turns 2 examples into shape {found}: it must be (2, {outputs})")
+    return module
+
+
+def _find(name: str) -> Any:
+    module_name, _, attribute = name.partition(":")
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise UserError(
+            f"net.name={name!r}: cannot import {module_name!r} ({_reason(error)}): run where it lies, or install it"
+        ) from error
+    finally:
+        sys.path.remove(here)
+    found = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            public = [entry for entry in vars(found) if entry[0] != "_"] if hasattr(found, "__dict__") else []
+            raise UserError(f"net.name={name!r}: {module_name} has no {part!r}: {nearest(part, public)}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise UserError(f"net.name={name!r} is no class or function: name one that makes a torch.nn.Module")
+    return found
+
+
+def _reason(error: Exception) -> str:
+    first = (str(error) or type(error).__name__).splitlines()[0]
+    return f"{type(error).__name__}: {first}"
+
+
+def _words(settings: Mapping[str, Any]) -> str:
+    return "".join(f", {key}={value!r}" for key, value in settings.items())
+
+
+def _list(shape: tuple[int, ...]) -> str:
+    return ", ".join(map(str, shape))

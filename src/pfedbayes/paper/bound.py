@@ -1,0 +1,164 @@
+"""The bound for a network, an experiment or a run: its terms as a table, and what it says in plain words."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pfedbayes import runs
+from pfedbayes.data import Shards, load_shards
+from pfedbayes.errors import UserError
+from pfedbayes.methods import PFedBayes
+from pfedbayes.paper import theory
+from pfedbayes.paper.theory import LARGEST_DISTANCE, Constants, Setting
+from pfedbayes.runs.config import build, parse_override, read_toml
+from pfedbayes.runs.experiment import fit_net, from_sections, method_name
+
+
+class Case(NamedTuple):
+    """A setting of the theory, and what has to be said of the experiment that it stands for."""
+
+    setting: Setting
+    notes: tuple[str, ...] = ()
+
+
+class Term(NamedTuple):
+    """A line of the table: its name for scripts, the paper's letter and equation, the value, and what it is."""
+
+    name: str
+    letter: str
+    equation: str
+    value: float
+    meaning: str
+
+
+def constants_of(texts: Sequence[str]) -> Constants:
+    """The constants of the paper from texts such as "C_prime=2"."""
+    values = {}
+    for text in texts:
+        if "=" not in text:
+            raise UserError(f"--constant {text!r} is not understood: write NAME=VALUE, e.g. --constant C_prime=2")
+        _, name, value = parse_override(f"constants.{text}")
+        values[name] = value
+    return build(Constants, values, "constants")
+
+
+def case_of(source: Path | None, data_dir: Path | None = None) -> Case:
+    """The setting of an experiment file or a run folder; without one the paper's medium MNIST."""
+    if source is None:
+        return Case(Setting())
+    experiment = from_sections(_sections(source))
+    name = method_name(experiment.method)
+    if not isinstance(experiment.method, PFedBayes):
+        raise UserError(f"{source} trains {name}, and the theorem is about pfedbayes: give an experiment of that")
+    net, shards = experiment.net, None
+    if net.name in (None, "mlp"):
+        shards = load_shards(experiment.data, data_dir)
+        net = fit_net(net, shards, experiment.method)
+    if shards is None or net.name != "mlp" or not net.hidden:
+        raise UserError(
+            f"{source} has the net {net.name!r}, and the theorem is about fully connected nets with hidden layers: "
+            "leave the file out and give --n, --layers, --width and --inputs of one"
+        )
+    return _case(shards, net.hidden, experiment.method)
+
+
+def _sections(source: Path) -> dict[str, Any]:
+    if not source.is_dir():
+        return read_toml(source)
+    run = runs.read(source)
+    if run.info["digest"] is None:
+        raise UserError(f"{source} holds no data and no net: leave it out and give --n, --layers, --width and --inputs")
+    return run.config
+
+
+def _case(shards: Shards, hidden: tuple[int, ...], method: PFedBayes) -> Case:
+    """Where the theorem assumes what the experiment does not keep, the nearest thing to which it does apply."""
+    sizes = [len(indices) for indices in shards.train]
+    notes = []
+    if len(set(sizes)) > 1:
+        notes.append(f"clients have {min(sizes)} to {max(sizes)} examples; n is the smallest, which all of them have")
+    if len(set(hidden)) > 1:
+        notes.append(f"the hidden layers have widths {list(hidden)}; M is the largest, of which the net is a part")
+    if shards.num_classes is not None:
+        notes.append("the theorem is about regression; for labels its figures show an order of magnitude at best")
+    if method.zeta < 1:
+        notes.append(f"the theorem needs zeta of at least 1, so it is taken as 1 and not as {method.zeta:g}")
+    setting = Setting(
+        size=min(sizes),
+        layers=len(hidden),
+        width=max(hidden),
+        inputs=math.prod(shards.x.shape[1:]),
+        outputs=shards.num_classes or shards.y.shape[1],
+        zeta=max(1.0, method.zeta),
+    )
+    return Case(setting, tuple(notes))
+
+
+def adapted(setting: Setting, **given: Any) -> Setting:
+    """The setting with what is given, None meaning that it is not."""
+    return dataclasses.replace(setting, **{name: value for name, value in given.items() if value is not None})
+
+
+def terms(s: Setting) -> list[Term]:
+    """The quantities of Section 3, in the paper's order."""
+    exponent = theory.rate_exponent(s.smoothness, s.d)
+    return [
+        Term("num_params", "T", "", s.num_params, "parameters of the network"),
+        Term("scale_a", "A", "(10)", theory.scale_a(s), "scale of σ_n²"),
+        Term("sigma_n", "σ_n", "(9)", math.sqrt(theory.sigma_n_squared(s)), "spread of a weight in the proof"),
+        Term("r_n", "r_n", "(11)", theory.r_n(s), "estimation error"),
+        Term("xi_n", "ξ_n", "(21)", theory.xi_n(s), f"approximation error, β = {s.smoothness:g}, d = {s.d:g}"),
+        Term("epsilon_n_squared", "ε_n²", "(13)", theory.epsilon_n(s) ** 2, "r_n log^2δ(n)"),
+        Term("lemma1", "Lemma 1", "(18)", theory.lemma1(s, 0.0), "added to the objective over n: C ε_n²"),
+        Term("lemma2", "Lemma 2", "(19)", theory.lemma2(s), "bound on the objective l_n + ζ KL"),
+        Term("theorem1", "Theorem 1", "(20)", theory.theorem1(s), "bound on the squared Hellinger distance"),
+        Term("chosen_num_params", "T", "Sec. 3", theory.chosen_num_params(s), "what the corollary chooses for T"),
+        Term("minimax_rate", "", "(25)", theory.minimax_rate(s), f"minimax rate n^{exponent:.3g}"),
+        Term("convergence_rate", "", "(22)", theory.convergence_rate(s), "that rate times log^2δ(n)"),
+    ]
+
+
+def words(s: Setting) -> list[str]:
+    """What the figures mean, in sentences."""
+    bound, useful = theory.theorem1(s), theory.useful_size(s)
+    says = f"that the averaged squared Hellinger distance is at most {bound:.3g}"
+    if bound < LARGEST_DISTANCE:
+        told = [f"The bound says something at this size: {says}, where 1 would be the largest that there is."]
+    elif useful is not None:
+        told = [
+            f"The bound is vacuous at this size: it says {says}, and that can never exceed 1 anyway.",
+            f"It would say something from n = {useful:.3g} per client on.",
+        ]
+    else:
+        share = s.constants.C_second * theory.xi_n(s) / s.zeta
+        told = [
+            f"The bound is vacuous at this size: it says {says}, and that can never exceed 1 anyway.",
+            f"No n makes it say something: the approximation error alone counts {share:.3g}.",
+        ]
+    variance = theory.sigma_n_squared(s)
+    if variance > s.weight_bound**2:
+        told.append(f"Assumption 3 does not hold: σ_n² = {variance:.3g} is more than B² = {s.weight_bound**2:.3g}.")
+    unknown = dataclasses.asdict(s.constants)
+    delta = unknown.pop("delta")
+    told.append(
+        "The paper gives no values for the constants C. Here they are "
+        + ("all 1" if set(unknown.values()) == {1.0} else ", ".join(f"{k} = {v:g}" for k, v in unknown.items()))
+        + f", and δ = {delta:g}: the figures show how the bound grows, not how large it is."
+    )
+    return told
+
+
+def as_json(case: Case) -> dict[str, Any]:
+    """The table and what goes with it, for scripts."""
+    s = case.setting
+    return {
+        "setting": dataclasses.asdict(s) | {"dimension": s.d},
+        "terms": {term.name: term.value for term in terms(s)},
+        "vacuous": theory.theorem1(s) >= LARGEST_DISTANCE,
+        "useful_size": theory.useful_size(s),
+        "notes": list(case.notes),
+    }

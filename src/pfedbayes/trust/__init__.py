@@ -1,0 +1,1 @@
+"""How far predictions can be trusted: calibration, prediction sets, abstention, certificates."""

@@ -1,0 +1,278 @@
+"""How honest the models of a federation are about what they do not know.
+
+On its own test data a client's model should be as sure as it is right. On inputs unlike anything it was trained on it
+should be less sure than on those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pfedbayes.data import Shards, available, load
+from pfedbayes.engine.federation import Federation
+from pfedbayes.errors import UserError
+from pfedbayes.evaluation.prediction import Which
+from pfedbayes.maths.metrics import (
+    accuracy,
+    adaptive_ece,
+    aurc,
+    auroc,
+    brier,
+    confidence,
+    doubt,
+    ece,
+    log_average,
+    nll,
+    reliability,
+    temperature,
+    tempered,
+)
+from pfedbayes.trust import abstention, conformal
+
+OTHER_SET = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}
+MOST_STRANGE = 1000  # strange examples of a kind per client: enough for an AUROC to a percent
+NOISE = 0.5  # standard deviation of the noise, as a share of the range of a pixel or of a feature's own deviation
+ALPHA, TARGET = 0.1, 0.01  # of the conformal sets, and of abstention
+NAMES = {
+    "unseen": "test examples of other clients whose labels the client has never trained on",
+    "other": "test images of Fashion-MNIST for MNIST, and of MNIST for Fashion-MNIST",
+    "rotated": "the client's own test images, turned by 90 degrees",
+    "noisy": f"the client's own test data with Gaussian noise, {NOISE:g} of a pixel's range or a feature's deviation",
+}
+
+# What tables show of a figure: heading with an arrow towards the better, and decimals.
+FIGURES = {
+    "accuracy": ("accuracy %\u00a0↑", 2),
+    "nll": ("NLL\u00a0↓", 3),
+    "brier": ("Brier\u00a0↓", 3),
+    "ece": ("ECE\u00a0↓", 3),
+    "adaptive_ece": ("adaptive ECE\u00a0↓", 3),
+    "aurc": ("AURC\u00a0↓", 4),
+    "auroc_unseen": ("unseen labels\u00a0↑", 3),
+    "auroc_other": ("other set\u00a0↑", 3),
+    "auroc_rotated": ("rotated\u00a0↑", 3),
+    "auroc_noisy": ("noisy\u00a0↑", 3),
+    "set_coverage": (f"sets cover\u00a0→\u00a0{1 - ALPHA:g}", 3),
+    "set_size": ("labels in a set\u00a0↓", 2),
+    "answered": ("answered\u00a0↑", 3),
+    "answered_wrong": (f"wrong among them\u00a0≤\u00a0{TARGET:g}", 4),
+}
+TABLES = {
+    "On the clients' own test data": ("accuracy", "nll", "brier", "ece", "adaptive_ece", "aurc"),
+    "Telling strange inputs from these: AUROC": ("auroc_unseen", "auroc_other", "auroc_rotated", "auroc_noisy"),
+    "Promises: conformal sets and abstention": ("set_coverage", "set_size", "answered", "answered_wrong"),
+}
+
+Row = dict[str, float]
+
+
+class Answers(NamedTuple):
+    """What a model says of some examples: log-probabilities (n, C), and the epistemic part of its doubt (n,)."""
+
+    log_probs: Tensor
+    epistemic: Tensor
+
+
+def assess(
+    federation: Federation, samples: int = 10, strange: dict[str, Tensor] | None = None
+) -> dict[str, dict[str, list[list[Row]]]]:
+    """Figures of every model, raw and at the temperature that fits its validation data: {model: {way: [seed][client]}}.
+
+    strange: further inputs that no client was trained on, by name; see `strange_inputs` for those of every client.
+    """
+    if federation.model.likelihood.task != "classification":
+        raise UserError("this comparison is about class probabilities: give a run whose targets are labels")
+    shards = federation.shards
+    if not any(len(rows) for rows in shards.test):
+        raise UserError("no client of this run has test data: there is nothing to compare on")
+    result: dict[str, dict[str, list[list[Row]]]] = {}
+    inputs = {client: dict(strange_inputs(shards, client, strange or {})) for client in tested(shards)}
+    for which in federation.models():
+        ways: dict[str, list[list[Row]]] = {}
+        for s in range(len(federation.seeds)):
+            for way, rows in _ways(federation, which, s, samples, inputs).items():
+                ways.setdefault(way, []).append(rows)
+        result[which] = ways
+    return result
+
+
+def tested(shards: Shards) -> list[int]:
+    """The clients that have test data."""
+    return [i for i, rows in enumerate(shards.test) if len(rows)]
+
+
+def _ways(
+    federation: Federation, which: Which, s: int, samples: int, inputs: dict[int, dict[str, Tensor]]
+) -> dict[str, list[Row]]:
+    """The figures of each client by the model as it is and, where there are validation data, at its temperature.
+
+    The shared model has one temperature for all clients, a personal one its own."""
+    shards = federation.shards
+    ways: dict[str, list[Row]] = {}
+    known = {i: _answers(federation, which, i, shards.x[shards.test[i]], s, samples) for i in inputs}
+    strange = {
+        i: {name: _answers(federation, which, i, x, s, samples) for name, x in own.items()} for i, own in inputs.items()
+    }
+    held_out = {
+        i: (_answers(federation, which, i, shards.x[shards.validation[i]], s, samples), shards.y[shards.validation[i]])
+        for i in inputs
+        if len(shards.validation[i])
+    }
+    heats = _temperatures(which, held_out)
+    for way, heat in {"as it is": {}, "scaled": heats}.items():
+        if way == "scaled" and len(heats) < len(inputs):
+            continue
+        # A temperature was fitted to the very data that promises are calibrated on, so none are made at it.
+        sets = {} if heat else _sets(held_out)
+        ways[way] = []
+        for i in inputs:
+            y = shards.y[shards.test[i]]
+            answers = _warmed(known[i], heat.get(i))
+            row = _calibration(answers.log_probs, y)
+            for name, others in strange[i].items():
+                row |= _detection(name, answers, _warmed(others, heat.get(i)), federation.method.stochastic)
+            if i in sets:
+                row |= _promises(answers.log_probs, y, *sets[i])
+            if heat:
+                row["temperature"] = float(heat[i])
+            ways[way].append(row)
+    return ways
+
+
+def _answers(federation: Federation, which: Which, client: int, x: Tensor, s: int, samples: int) -> Answers:
+    outputs = federation.predict(which, client, x, samples if federation.method.stochastic else None, s).cpu()
+    return Answers(log_average(outputs), doubt(outputs).epistemic)
+
+
+def _warmed(answers: Answers, heat: Tensor | None) -> Answers:
+    return answers if heat is None else answers._replace(log_probs=tempered(answers.log_probs, heat))
+
+
+def _temperatures(which: Which, held_out: dict[int, tuple[Answers, Tensor]]) -> dict[int, Tensor]:
+    if which == "personal" or not held_out:
+        return {i: temperature(answers.log_probs, y) for i, (answers, y) in held_out.items()}
+    log_probs = torch.cat([answers.log_probs for answers, _ in held_out.values()])
+    of_all = temperature(log_probs, torch.cat([y for _, y in held_out.values()]))
+    return dict.fromkeys(held_out, of_all)
+
+
+def _calibration(log_probs: Tensor, y: Tensor) -> Row:
+    """Figures on the client's own test data."""
+    wrong = log_probs.argmax(-1) != y
+    figures = {
+        "accuracy": accuracy(log_probs, y),
+        "nll": nll(log_probs, y),
+        "brier": brier(log_probs, y),
+        "ece": ece(reliability(log_probs, y)),
+        "adaptive_ece": adaptive_ece(log_probs, y),
+        "aurc": aurc(confidence(log_probs), wrong),
+    }
+    return {name: float(figure) for name, figure in figures.items()}
+
+
+def _detection(name: str, own: Answers, others: Answers, draws: bool) -> Row:
+    """AUROC of telling strange inputs from the client's own test data: by how little sure the model is and, where it
+    draws weights, by how much the draws disagree."""
+    row = {f"auroc_{name}": float(auroc(-confidence(own.log_probs), -confidence(others.log_probs)))}
+    if draws:
+        row[f"auroc_{name}_mi"] = float(auroc(own.epistemic, others.epistemic))
+    return row
+
+
+def _sets(
+    held_out: dict[int, tuple[Answers, Tensor]],
+) -> dict[int, tuple[conformal.Calibration, abstention.Abstention]]:
+    """What each client may promise: conformal sets of its own where it has enough data, abstention by those of all."""
+    if not held_out:
+        return {}
+    scores = [conformal.true_scores(conformal.label_scores(a.log_probs), y) for a, y in held_out.values()]
+    log_probs = torch.cat([a.log_probs for a, _ in held_out.values()])
+    wrong = log_probs.argmax(-1) != torch.cat([y for _, y in held_out.values()])
+    rule = abstention.calibrate(confidence(log_probs), wrong, TARGET)
+    return {i: (sets, rule) for i, sets in zip(held_out, conformal.calibrate_clients(scores, ALPHA), strict=True)}
+
+
+def _promises(log_probs: Tensor, y: Tensor, sets: conformal.Calibration, rule: abstention.Abstention) -> Row:
+    """How the conformal sets and the abstention do on the client's test data: share covered and size of the sets; share
+    answered, and share of all examples that is answered wrongly."""
+    within = conformal.label_sets(conformal.label_scores(log_probs), sets)
+    answered = rule.answers(confidence(log_probs))
+    return {
+        "set_coverage": float(within.gather(-1, y[:, None]).double().mean()),
+        "set_size": float(within.sum(-1).double().mean()),
+        "answered": float(answered.double().mean()),
+        "wrong": float((answered & (log_probs.argmax(-1) != y)).double().mean()),
+    }
+
+
+def strange_inputs(shards: Shards, client: int, others: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Inputs that a client's model should be unsure about, by their names in NAMES; the same each time."""
+    generator = torch.Generator().manual_seed(client)
+    own = _some(shards.test[client], generator)
+    rows = torch.cat(shards.test)
+    unseen = rows[~torch.isin(shards.y[rows], shards.y[shards.train[client]])]
+    if len(unseen):
+        yield "unseen", shards.x[_some(unseen, generator)]
+    for name, x in others.items():
+        yield name, x[_some(torch.arange(len(x)), generator)]
+    x = shards.x[own]
+    if x.dim() == 4 and x.shape[-1] == x.shape[-2]:
+        yield "rotated", x.rot90(dims=(-2, -1))
+    noise = torch.randn(x.shape, generator=generator)
+    if x.dtype == torch.uint8:
+        yield "noisy", (x + 255 * NOISE * noise).clamp(0, 255).to(torch.uint8)
+    else:
+        yield "noisy", x + NOISE * shards.x.std(0, correction=0) * noise.to(x.dtype)
+
+
+def _some(rows: Tensor, generator: torch.Generator) -> Tensor:
+    """At most MOST_STRANGE of the rows, drawn at random."""
+    return rows[torch.randperm(len(rows), generator=generator)[:MOST_STRANGE]]
+
+
+def other_set(name: str, data_dir: str | Path | None = None) -> dict[str, Tensor]:
+    """The test images of the set that a published set is told from, if its files are on this machine."""
+    here = {source.name for source in available(data_dir) if source.found}
+    if OTHER_SET.get(name) not in here:
+        return {}
+    pool = load(OTHER_SET[name], data_dir)
+    return {"other": pool.x[pool.official_train_count :]}
+
+
+def mean_rows(rows: list[list[Row]]) -> Row:
+    """The mean over clients and seeds of each figure; errors among answers given, of all answers together."""
+    flat = [row for of_seed in rows for row in of_seed]
+    names = dict.fromkeys(name for row in flat for name in row)
+    known = {name: [row[name] for row in flat if name in row] for name in names}
+    mean = {name: sum(values) / len(values) for name, values in known.items()}
+    if mean.get("answered"):
+        mean["answered_wrong"] = mean["wrong"] / mean["answered"]
+    return mean
+
+
+def table_rows(assessed: dict[str, dict[str, list[list[Row]]]], columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
+    """The rows of a table: every model as it is; by MI, the disagreement of its draws, where it draws; and scaled by
+    its temperature. Those only that have something to show in these columns."""
+    for which, ways in assessed.items():
+        for way, rows in ways.items():
+            mean = mean_rows(rows)
+            titled = {which if way == "as it is" else f"{which}, {way}": mean}
+            if way == "as it is":
+                drawn = {name.removesuffix("_mi"): value for name, value in mean.items() if name.endswith("_mi")}
+                titled[f"{which}, by MI"] = drawn
+            yield from ((title, row) for title, row in titled.items() if any(name in row for name in columns))
+
+
+def headings(columns: Sequence[str]) -> list[str]:
+    """The heads of these columns."""
+    return [FIGURES[name][0] for name in columns]
+
+
+def cells(row: Row, columns: Sequence[str]) -> list[str]:
+    """The figures of a row as printed."""
+    return [f"{row[name]:.{FIGURES[name][1]}f}" if name in row else "" for name in columns]

@@ -1,0 +1,82 @@
+import dataclasses
+
+import pytest
+import torch
+
+from federations import difference, federation, make_shards, same_bits, trained
+from pfedbayes.engine.federation import Training
+from pfedbayes.engine.personalisation import personalise, priors_of
+from pfedbayes.errors import UserError
+from pfedbayes.maths.gaussian import MeanField, kl
+from pfedbayes.methods import FedAvg, PFedBayes
+
+
+def newcomers(count=2):
+    """Clients with data of their own that no other has."""
+    shards = make_shards(sizes=(20,) * count, test_sizes=(8,) * count)
+    return dataclasses.replace(shards, x=shards.x + 0.1, names=tuple(f"new {k}" for k in range(count)))
+
+
+def distance(ours, client, s=0):
+    moments = [
+        MeanField(*ours.method.shared_weights(v)) for v in (ours.personal_state(client, s).q, ours.servers[s][client])
+    ]
+    return float(kl(*moments))
+
+
+def test_without_steps_a_newcomer_has_the_shared_model():
+    ours = trained(PFedBayes())
+    new = personalise(ours, newcomers(), steps=0)
+    assert torch.equal(new.personal_state(1).q, ours.servers[0])
+    x = newcomers().x[:4]
+    assert torch.equal(new.predict("personal", 0, x), ours.predict("shared", 0, x))
+
+
+def test_a_newcomer_learns_from_its_own_data_and_leaves_the_shared_model_alone():
+    ours = trained(PFedBayes())
+    before = ours.servers[0].clone()
+    new = personalise(ours, newcomers(), steps=60, zeta=1.0)
+    assert torch.equal(ours.servers[0], before)
+    assert torch.equal(new.servers[0][0], before)
+    losses = []
+    for one in (personalise(ours, newcomers(), steps=0), new):
+        batch = one.batch_of(one.shards.train[0])
+        losses.append(float(one.model.nll(one.personal_state(0).q[0], batch)))
+    assert losses[1] < losses[0]
+    assert not same_bits(new.personal_state(0).q, new.personal_state(1).q)
+
+
+def test_zeta_holds_the_posterior_near_its_prior():
+    ours = trained(PFedBayes())
+    near, far = (personalise(ours, newcomers(), steps=60, zeta=zeta) for zeta in (100.0, 0.1))
+    assert 0 < distance(near, 0) < distance(far, 0)
+
+
+@pytest.mark.parametrize("eta_data", [0.0, 0.1])
+def test_it_is_a_round_of_pfedbayes_with_a_fixed_prior_from_the_server(eta_data):
+    method = PFedBayes(prior="fixed", eta_global=0.0)
+    training = Training(rounds=1, local_steps=7, batch_size=6, seed=3)
+    reference = federation(method, training)
+    beyond = PFedBayes(eta_data=eta_data, sigma_by_size=eta_data)
+    start = federation(beyond, dataclasses.replace(training, local_steps=2))
+    ours = personalise(start, make_shards(), steps=7)
+    reference.train_round()
+    assert ours.method.eta_data == 0  # a gradient for nothing: the shared model stays where it is
+    for client in range(5):
+        assert difference(ours.personal_state(client).q, reference.personal_state(client).q) < 1e-12
+
+
+def test_own_clients_start_from_their_personal_models_in_every_seed():
+    ours = trained(PFedBayes(), seeds=[1, 2])
+    again = personalise(ours, make_shards(), "personal", steps=0)
+    for s in range(2):
+        for client in range(5):
+            assert torch.equal(again.personal_state(client, s).q, ours.personal_state(client, s).q)
+    assert priors_of(ours, "shared", 3)[1].shape == (3, *ours.servers[1].shape)
+
+
+def test_what_cannot_be_personalised_is_said():
+    with pytest.raises(UserError, match="no distribution over models"):
+        personalise(trained(FedAvg()), newcomers())
+    with pytest.raises(UserError, match="start newcomers from the shared model"):
+        personalise(trained(PFedBayes()), newcomers(), "personal")

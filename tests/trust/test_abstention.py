@@ -1,0 +1,68 @@
+import math
+
+import pytest
+import torch
+
+from pfedbayes.trust.abstention import calibrate
+
+
+def examples(count, seed, steepness=0.05):
+    """Scores in [0, 1], and errors that are the rarer the higher the score."""
+    generator = torch.Generator().manual_seed(seed)
+    score = torch.rand(count, generator=generator)
+    return score, torch.rand(count, generator=generator) < steepness * (1 - score) ** 2
+
+
+def test_a_perfect_model_answers_everything():
+    found = calibrate(torch.rand(2000), torch.zeros(2000), 0.01)
+    assert (found.threshold, found.answered, found.wrong) == (-math.inf, 2000, 0)
+    assert found.answers(torch.tensor([-5.0, 0.0])).all()
+    assert "at most 1.00% of the answers are wrong, with 95% confidence" in found.statement()
+
+
+def test_a_model_that_is_always_wrong_answers_nothing():
+    found = calibrate(torch.rand(2000), torch.ones(2000), 0.01)
+    assert (found.threshold, found.answered) == (math.inf, 0)
+    assert not found.answers(torch.tensor([0.0, 1e30])).any()
+    assert "abstains on everything" in found.statement()
+
+
+@pytest.mark.parametrize(("size", "able"), [(298, False), (299, True)])
+def test_too_few_examples_cannot_show_a_small_error(size, able):
+    # 0.99 ** 299 is the first power below 0.05.
+    found = calibrate(torch.rand(size), torch.zeros(size), 0.01)
+    assert bool(found.answered) == able
+    assert ("at least 299 are needed" in found.statement()) != able
+
+
+def test_the_threshold_parts_the_right_from_the_wrong():
+    score = torch.linspace(0, 1, 4000)
+    found = calibrate(score, score < 0.3, 0.01)
+    assert found.answered == 2800
+    assert found.wrong == 0
+    assert float(score[found.answers(score)].min()) > 0.3
+
+
+def test_equal_scores_are_answered_or_not_together():
+    score = torch.tensor([0.0] * 500 + [1.0] * 1500)
+    found = calibrate(score, score == 0, 0.01)
+    assert (found.threshold, found.answered) == (0.0, 1500)
+
+
+def test_the_promise_is_kept_as_often_as_it_says():
+    """400 calibrations: the error rate among all that the threshold answers, known exactly, exceeds the target in at
+    most delta of them."""
+    target, delta, failures, shares = 0.01, 0.1, 0, []
+    for seed in range(400):
+        found = calibrate(*examples(4000, seed), target, delta)
+        t = min(max(found.threshold, 0.0), 1.0)
+        # The mean of 0.05 (1 - s)^2 over s in [t, 1] is 0.05 (1 - t)^2 / 3.
+        failures += found.answered > 0 and 0.05 * (1 - t) ** 2 / 3 > target
+        shares.append(1 - t)
+    assert failures <= 400 * delta
+    assert 0.3 < sum(shares) / len(shares) < math.sqrt(3 * target / 0.05)  # careful, and not for nothing
+
+
+def test_a_target_that_makes_no_sense_is_refused():
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        calibrate(torch.zeros(3), torch.zeros(3), 0.0)

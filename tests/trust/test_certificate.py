@@ -1,0 +1,137 @@
+import dataclasses
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from federations import federation, make_shards, trained
+from pfedbayes.data import DataConfig, load_shards
+from pfedbayes.engine.personalisation import personalise
+from pfedbayes.errors import UserError
+from pfedbayes.maths.intervals import binomial_upper, pac_bayes_kl, sampled_mean_upper
+from pfedbayes.maths.likelihoods import Regression
+from pfedbayes.methods import FedAvg, PFedBayes
+from pfedbayes.nets import Model, Net, mlp
+from pfedbayes.runs.execution import execute
+from pfedbayes.runs.experiment import load as load_experiment
+from pfedbayes.trust.certificate import CERTIFICATES, DRAWS_APART, POSTERIORS, _divergence, certify, certify_run
+
+BLOBS = DataConfig(name="blobs", clients=4, examples=200, labels_per_client=3, classes=4, features=3, certify=0.5)
+
+
+def blobs(config=BLOBS):
+    shards = load_shards(config)
+    return dataclasses.replace(shards, x=shards.x.double())
+
+
+def small_model(outputs=4, **others):
+    return Model(
+        Net(mlp([3, 6, outputs], "tanh")), **({"likelihood": federation(PFedBayes()).model.likelihood} | others)
+    )
+
+
+@pytest.fixture(scope="module")
+def ours():
+    return trained(
+        PFedBayes(zeta=1.0, eta_personal=0.02, eta_global=0.02), 5, shards=blobs(), model=small_model(), seeds=[1, 2]
+    )
+
+
+@pytest.fixture(scope="module")
+def certificates(ours):
+    return certify(ours, steps=20)
+
+
+def test_every_client_of_every_seed_gets_one(ours, certificates):
+    assert [(one.seed, one.client) for one in certificates] == [(s, name) for s in (1, 2) for name in ours.shards.names]
+    for one, rows in zip(certificates, ours.shards.certify * 2, strict=True):
+        assert one.certified.size == one.held_out.size == len(rows) == 80
+        assert (one.prior, one.draws, one.delta) == ("personal", DRAWS_APART, 0.05)
+        assert one.certified.gibbs < one.bound <= 1
+
+
+def test_the_bound_is_the_formula_of_what_is_reported(certificates):
+    for one in certificates:
+        # A fifth of delta is for the draws, shared by three candidates; every example has draws of its own.
+        gibbs = sampled_mean_upper(one.certified.gibbs, 20 * 80, 0.01 / 3)
+        assert one.bound == pytest.approx(pac_bayes_kl(gibbs, one.kl, 80, 0.04))
+        assert one.hold_out == pytest.approx(binomial_upper(round(one.held_out.mc * 80), 80, 0.05))
+        assert one.vacuous == (one.bound >= 0.75)  # four labels
+
+
+def test_the_least_bound_is_taken_and_the_prior_itself_is_a_candidate(ours, certificates):
+    alone = certify(ours, zetas=())
+    for one, plain in zip(certificates, alone, strict=True):
+        assert (plain.zeta, plain.kl) == (None, 0)
+        assert torch.equal(plain.posterior, ours.personal_state(ours.shards.names.index(one.client), one.seed - 1).q)
+        # With candidates the draws have a smaller share of delta each, which costs next to nothing.
+        assert one.bound <= plain.bound + 0.01
+        assert (one.kl == 0) == (one.zeta is None)
+
+
+def test_newcomers_are_certified_on_all_their_data_from_the_shared_model(ours):
+    new = blobs(dataclasses.replace(BLOBS, seed=2, certify=0.0, clients=2))
+    for one in certify(ours, new, steps=20):
+        assert (one.prior, one.certified.size) == ("shared", 159)
+        assert one.bound < 1
+
+
+def test_the_bound_holds_on_test_data(ours, certificates):
+    assert all(one.test.gibbs <= one.bound for one in certificates)
+    assert min(one.bound for one in certificates) < 0.75
+
+
+@pytest.mark.parametrize("noise_std", [1.0, 0.5])
+def test_the_divergence_is_that_of_what_is_drawn_from(noise_std):
+    ours = trained(PFedBayes(eta_personal=0.05, noise_std=noise_std), 1, shards=blobs(), model=small_model())
+    kept_back = dataclasses.replace(ours.shards, train=ours.shards.certify, certify=())
+    new = personalise(ours, kept_back, "personal", steps=30, zeta=0.01)
+    (q, p) = (
+        torch.distributions.Normal(v[0], torch.nn.functional.softplus(v[1]) * noise_std)
+        for v in (new.personal_state(2).q, ours.personal_state(2).q)
+    )
+    expected = float(torch.distributions.kl_divergence(q, p).sum())
+    assert expected > 0.1
+    assert _divergence(new, personalise(ours, kept_back, "personal", steps=0), 2, 0) == pytest.approx(expected)
+
+
+def test_a_run_that_has_seen_everything_is_refused():
+    with pytest.raises(UserError, match=r"--set data.certify=0.5"):
+        certify(trained(PFedBayes()))
+
+
+def test_a_newcomer_that_was_there_is_refused(ours):
+    known = dataclasses.replace(ours.shards, certify=())
+    with pytest.raises(UserError, match="79 of 79 examples of client 0 are in the training data"):
+        certify(ours, known)
+
+
+def test_examples_that_another_client_trained_on_certify_nothing(ours):
+    shards = ours.shards
+    leaky = dataclasses.replace(shards, certify=(shards.train[1][:5], *shards.certify[1:]))
+    with pytest.raises(UserError, match="trained on by another client"):
+        certify(trained(PFedBayes(), 1, shards=leaky, model=small_model()))
+
+
+def test_what_cannot_be_certified_is_said(ours):
+    with pytest.raises(UserError, match="no distribution over models"):
+        certify(trained(FedAvg(), 1, shards=blobs(), model=small_model()))
+    shards = dataclasses.replace(make_shards(), y=make_shards().x[:, :1], num_classes=None)
+    numbers = federation(PFedBayes(), shards=shards, model=small_model(1, likelihood=Regression(0.1)))
+    with pytest.raises(UserError, match="needs labels"):
+        certify(numbers)
+    with pytest.raises(UserError, match="between 0 and 1"):
+        certify(ours, delta=0.0)
+
+
+def test_certificates_of_a_run_are_kept_in_its_folder(tmp_path):
+    settings = ["data.name=blobs", "data.clients=3", "data.examples=60", "data.certify=0.5", "net.hidden=[6]",
+                "training.batch_size=8", "training.local_steps=2", "training.rounds=2"]  # fmt: skip
+    folder = tmp_path / "run"
+    list(execute(load_experiment(None, settings), folder, [1], device="cpu"))
+    found = certify_run(folder, "cpu", steps=3)
+    kept = json.loads((folder / CERTIFICATES).read_text())
+    assert kept == [one.as_json() for one in found]
+    assert {"bound", "kl", "draws", "hold_out", "certified", "test", "vacuous"} <= kept[0].keys()
+    assert torch.equal(load_file(folder / POSTERIORS)["q"][2], found[2].posterior)

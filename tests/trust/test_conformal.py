@@ -1,0 +1,105 @@
+import math
+
+import pytest
+import torch
+from scipy.stats import beta
+from torch.distributions import Categorical
+from torch.testing import assert_close
+
+from pfedbayes.maths.metrics import Gaussians
+from pfedbayes.trust.conformal import (
+    Calibration,
+    calibrate,
+    calibrate_clients,
+    interval,
+    label_scores,
+    label_sets,
+    rank,
+    residuals,
+    true_scores,
+)
+
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_the_threshold_is_the_order_statistic_of_the_theorem():
+    scores = torch.tensor([0.3, 0.1, 0.9, 0.5, 0.7, 0.2, 0.8, 0.4, 0.6])
+    assert calibrate(scores, 0.1).threshold == pytest.approx(0.9)  # ceil(10 * 0.9) = 9th of 9
+    assert calibrate(scores, 0.2).threshold == pytest.approx(0.8)
+    assert calibrate(scores, 0.5).threshold == pytest.approx(0.5)
+    assert [rank(9, alpha) for alpha in (0.1, 0.2, 0.5, 0.05)] == [9, 8, 5, 10]
+
+
+@pytest.mark.parametrize(("size", "full"), [(0, True), (8, True), (9, False), (10, False)])
+def test_too_few_examples_give_the_full_set_and_say_so(size, full):
+    calibration = calibrate(torch.linspace(0, 1, size), 0.1)
+    assert calibration.says_nothing == full
+    assert ("at least 9 are needed" in calibration.statement()) == full
+    assert calibration.coverage_with() == 1 or not full
+    if full:
+        assert label_sets(label_scores(torch.zeros(4, 3).log_softmax(-1)), calibration).all()
+        low, high = interval(Gaussians(torch.zeros(2, 1), torch.ones(2, 1), torch.ones(2, 1)), calibration)
+        assert (low == -math.inf).all()
+        assert (high == math.inf).all()
+
+
+@pytest.mark.parametrize(("size", "alpha"), [(50, 0.1), (500, 0.1), (99, 0.05)])
+def test_coverage_of_a_calibration_has_the_beta_distribution(size, alpha):
+    k = rank(size, alpha)
+    assert Calibration(0.5, alpha, size).coverage_with(0.95) == pytest.approx(beta.ppf(0.05, k, size + 1 - k))
+
+
+def test_lac_and_aps_scores_by_hand():
+    log_probs = torch.tensor([[0.2, 0.7, 0.1]]).log()
+    assert_close(label_scores(log_probs), torch.tensor([[0.8, 0.3, 0.9]]))
+    # The most probable label is a part u of its own probability in, the next one all of that and a part of its own.
+    assert_close(label_scores(log_probs, torch.tensor([0.5])), torch.tensor([[0.8, 0.35, 0.95]]))
+    assert_close(true_scores(label_scores(log_probs), torch.tensor([2])), torch.tensor([0.9]))
+
+
+@pytest.mark.parametrize("kind", ["lac", "aps"])
+def test_sets_cover_as_promised_though_the_model_is_wrong(kind):
+    """500 calibration sets of 40: the mean coverage is within its bounds [1 - alpha, 1 - alpha + 1 / (n + 1)]."""
+    truth = 2 * torch.randn(500, 140, 5, generator=generator(0))
+    torch.manual_seed(1)
+    y = Categorical(logits=truth).sample()
+    model = (0.5 * truth + torch.randn(500, 140, 5, generator=generator(2))).log_softmax(-1)
+    scores = label_scores(model, torch.rand(500, 140, generator=generator(3)) if kind == "aps" else None)
+    inside, sizes = [], []
+    for each, label in zip(scores, y, strict=True):
+        calibration = calibrate(true_scores(each[:40], label[:40]), 0.2)
+        sets = label_sets(each[40:], calibration)
+        inside.append(sets.gather(-1, label[40:, None]).double().mean())
+        sizes.append(sets.double().sum(-1).mean())
+    # 500 means of 100 examples and a Beta(33, 8): a standard error of about 0.0033.
+    assert 0.8 - 0.01 < float(torch.stack(inside).mean()) < 0.8 + 1 / 41 + 0.01
+    assert float(torch.stack(sizes).mean()) < 4
+
+
+def test_intervals_cover_as_promised_though_the_deviations_are_wrong():
+    deviation = 0.2 + torch.rand(300, 160, 2, generator=generator(0))
+    y = 3 * deviation * torch.randn(300, 160, 2, generator=generator(1))
+    predicted = Gaussians(torch.zeros_like(y), deviation, deviation)
+    inside = []
+    for k in range(300):
+        one = Gaussians(*(part[k] for part in predicted))
+        calibration = calibrate(residuals(one, y[k])[:60], 0.1)
+        low, high = interval(one, calibration)
+        inside.append(((low <= y[k]) & (y[k] <= high)).all(-1)[60:].double().mean())
+    assert 0.9 - 0.012 < float(torch.stack(inside).mean()) < 0.9 + 1 / 61 + 0.012
+
+
+def test_a_client_with_enough_examples_has_a_threshold_of_its_own():
+    own, few = calibrate_clients([torch.linspace(0, 1, 30), torch.linspace(5, 6, 4)], 0.1)
+    assert (own.whose, own.size) == ("client", 30)
+    assert (few.whose, few.size) == ("federation", 34)
+    assert own.threshold <= 1 < few.threshold
+    assert "of this client" in own.statement()
+    assert "not of each of them" in few.statement()
+
+
+def test_an_alpha_that_makes_no_sense_is_refused():
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        calibrate(torch.zeros(3), 1.5)
