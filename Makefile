@@ -20,7 +20,7 @@ run: $(VENV)/installed
 	$(BIN)/pfedbayes run $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -36,7 +36,7 @@ def federation(work: Work, wishes: dict[str, Any], method: Method | None = None)
 def state(federation: Federation) -> Tensor:
     """The shared model and, where there are any, the clients' own, as one vector."""
     parts = [federation.servers[0].flatten()]
-    if federation.method.personal:
+    if federation.method.about.personal:
         parts += [federation.personal_state(i).q.flatten() for i in range(federation.num_clients)]
     return torch.cat(parts)
 

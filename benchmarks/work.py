@@ -51,7 +51,7 @@ class Work:
     @property
     def init(self) -> Init:
         """How the first weights are drawn, as in the experiments of the paper."""
-        return "kaiming" if self.data == "images" else self.rule().default_init
+        return "kaiming" if self.data == "images" else self.rule().habits.init
 
     def module(self) -> nn.Module:
         """The paper's network for such data, with weights that are not yet drawn."""

@@ -87,7 +87,7 @@ def source_page(source: str) -> str:
 def methods_page() -> str:
     """What each method learns, where it comes from, its settings and their defaults, as the classes say."""
     names = "\n".join(
-        f"| [`{name}`](#{name}) | {method.title} | {method.reference} | {models(method)} |"
+        f"| [`{name}`](#{name}) | {method.about.title} | {method.about.reference} | {models(method)} |"
         for name, method in METHODS.items()
     )
     return (
@@ -107,13 +107,14 @@ def method_section(name: str, method: type[Method]) -> str:
     )
     settings = f"| setting | default | type |\n|---|---|---|\n{rows}" if rows else "It has no settings.\n"
     return (
-        f"## {method.title} {{ #{name} }}\n\n"
-        f"{method.reference}. Learns {method.learns}.\n\n{summary}\n\n{inspect.getdoc(method)}\n\n{settings}"
+        f"## {method.about.title} {{ #{name} }}\n\n"
+        f"{method.about.reference}. Learns {method.about.learns}.\n\n{summary}\n\n"
+        f"{inspect.getdoc(method)}\n\n{settings}"
     )
 
 
 def models(method: type[Method]) -> str:
-    return ", ".join(which for which in ("personal", "shared") if getattr(method, which))
+    return ", ".join(which for which in ("personal", "shared") if getattr(method.about, which))
 
 
 def api_page() -> str:

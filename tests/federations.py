@@ -61,7 +61,7 @@ def make_model(module: nn.Module | None = None, likelihood: Likelihood | None = 
 
 def model_for(method: Method) -> Model:
     """The small model with the outputs that the method asks for."""
-    return make_model(mlp([3, 4, method.outputs or 3], "tanh"))._replace(pixels=method.pixels)
+    return make_model(mlp([3, 4, method.needs.outputs or 3], "tanh"))._replace(pixels=method.habits.pixels)
 
 
 def federation(method: Method, training: Training = TRAINING, plan: Plan = EXACT, **others: Any) -> Federation:
@@ -94,16 +94,16 @@ def client_steps(
 ) -> list[Step]:
     """Batches and noise of one client's round from their names alone: real rows, nothing padded."""
     rows = shards.train[client]
-    batch_size = len(rows) if method.full_batch else min(training.batch_size, len(rows))
+    batch_size = len(rows) if method.needs.full_batch else min(training.batch_size, len(rows))
     batches = []
-    for k in range(training.local_steps * method.batches_per_step):
+    for k in range(training.local_steps * method.needs.batches_per_step):
         taken = rows[positions(training.seed, client, len(rows), cursor + k * batch_size, batch_size)]
         batches.append(Batch(shards.x[taken], shards.y[taken], torch.ones(batch_size, dtype=torch.float64)))
     shape = method.noise_shape(model.net.num_params)
     steps = []
     for r in range(training.local_steps):
         name = key(training.seed, Purpose.TRAINING, round, client, r)
-        own = batches[r * method.batches_per_step : (r + 1) * method.batches_per_step]
+        own = batches[r * method.needs.batches_per_step : (r + 1) * method.needs.batches_per_step]
         steps.append((tuple(own), normal(shape, name, torch.float64, CPU)))
     return steps
 
@@ -117,7 +117,7 @@ class Alone(NamedTuple):
 
 
 def first_server(method: Method, model: Model, seed: int, num_clients: int = len(SIZES)) -> Any:
-    theta = model.net.init(key(seed, Purpose.INIT), method.default_init)
+    theta = model.net.init(key(seed, Purpose.INIT), method.habits.init)
     return method.init(theta.double(), num_clients, model.net.shapes)
 
 
@@ -130,7 +130,7 @@ def train_alone(
 ) -> Alone:
     """The whole federation in float64, one client at a time by client_round: no client axis, no padding, no engine."""
     shards, model = shards or make_shards(), model or model_for(method)
-    if method.pools:
+    if method.needs.pooled_data:
         shards = pooled(shards)
     num_clients = len(shards.train)
     sizes = torch.tensor([len(rows) for rows in shards.train], dtype=torch.float64)
@@ -140,7 +140,7 @@ def train_alone(
     cursors = [0] * num_clients
     for round in range(1, rounds + 1):
         chosen = choose(training.seed, round, num_clients, min(training.participants or num_clients, num_clients))
-        everybody = (training.train or method.who_trains) == "all"
+        everybody = (training.train or method.habits.trains) == "all"
         uploads = {}
         for i in range(num_clients) if everybody else chosen.tolist():
             received = pick(method.download(server, torch.tensor([i])), 0)

@@ -60,7 +60,7 @@ def test_the_page_of_methods_has_every_method_with_every_setting(site):
     text = text_of(site / "methods.html")
     for name, method in METHODS.items():
         assert name in text
-        assert method.learns in text
+        assert method.about.learns in text
         for field in dataclasses.fields(method):
             assert re.search(rf"^{field.name}\n{re.escape(json.dumps(field.default))}$", text, re.MULTILINE), field.name
 

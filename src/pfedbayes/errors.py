@@ -1,4 +1,7 @@
-"""Errors that are the user's to mend."""
+"""Errors that the user can mend."""
+
+import difflib
+from collections.abc import Iterable
 
 
 class UserError(Exception):
@@ -10,3 +13,10 @@ class UserError(Exception):
 
 class Diverged(UserError):
     """Training has produced a NaN or an infinity; the state of the last good round is kept."""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """Return a hint at the name that may have been meant."""
+    names = sorted(valid)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"valid are {', '.join(names)}"

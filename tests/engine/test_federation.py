@@ -202,7 +202,7 @@ class TestServerOptimizer:
 
 
 class TestParticipation:
-    @pytest.mark.parametrize("method", [FedAvg(), PFedBayes()], ids=lambda method: method.title)
+    @pytest.mark.parametrize("method", [FedAvg(), PFedBayes()], ids=lambda method: method.about.title)
     def test_a_clients_training_does_not_depend_on_who_else_takes_part(self, method):
         # beta = 0 and eta = 0 keep the server where it was, so that only the company differs.
         still = dataclasses.replace(method, beta=0.0) if isinstance(method, PFedBayes) else method

@@ -70,7 +70,7 @@ def resumes(plan):
 
 
 def fixed_shapes(names):
-    return [name for name in names if METHODS[name].batched and METHODS[name].traceable]
+    return [name for name in names if not METHODS[name]().needs.loop and not METHODS[name]().needs.eager]
 
 
 @needs_compiler

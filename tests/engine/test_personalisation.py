@@ -7,7 +7,7 @@ from federations import difference, federation, make_shards, same_bits, trained
 from pfedbayes.engine.federation import Training
 from pfedbayes.engine.personalisation import personalise, priors_of
 from pfedbayes.errors import UserError
-from pfedbayes.maths.gaussian import MeanField, kl
+from pfedbayes.maths.gaussian import kl
 from pfedbayes.methods import FedAvg, PFedBayes
 
 
@@ -18,9 +18,7 @@ def newcomers(count=2):
 
 
 def distance(ours, client, s=0):
-    moments = [
-        MeanField(*ours.method.shared_weights(v)) for v in (ours.personal_state(client, s).q, ours.servers[s][client])
-    ]
+    moments = [ours.method.posterior(v) for v in (ours.personal_state(client, s).q, ours.servers[s][client])]
     return float(kl(*moments))
 
 

@@ -452,7 +452,7 @@ def test_clients_rest_where_they_fit(monkeypatch):
 
 
 class TestFederation:
-    @pytest.mark.parametrize("method", [PFedBayes(), FedAvg()], ids=lambda method: method.title)
+    @pytest.mark.parametrize("method", [PFedBayes(), FedAvg()], ids=lambda method: method.about.title)
     @pytest.mark.parametrize("participants", [2, 4, None])
     def test_results_are_the_same_bits_wherever_clients_rest(self, method, participants):
         training = dataclasses.replace(FEW, participants=participants)
@@ -644,7 +644,7 @@ class TestRuns:
     def test_slow_checkpoints_take_a_tenth_of_the_time_at_most(self, tmp_path, monkeypatch):
         """A clock that only checkpoints and rounds move: 1 s a round, 3 s a checkpoint."""
         clock = [0.0]
-        monkeypatch.setattr(runs.time, "monotonic", lambda: clock[0])
+        monkeypatch.setattr("pfedbayes.runs.folder.time.monotonic", lambda: clock[0])
         write, written = runs.Writer.checkpoint, []
 
         def slow(self, tensors, round, seconds, best):

@@ -102,7 +102,7 @@ def test_a_checkpoint_that_fails_half_way_leaves_the_one_before(tmp_path, monkey
         written.append(file.write(b"header"))
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(runs, "write_tensors", full_after_the_header)
+    monkeypatch.setattr("pfedbayes.runs.folder.write_tensors", full_after_the_header)
     with pytest.raises(UserError, match=r"No space left on device.*--resume"):
         writer.checkpoint({"a": torch.ones(3)}, round=2, seconds=0.0)
     assert written

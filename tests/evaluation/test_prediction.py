@@ -92,7 +92,9 @@ class TestPrediction:
 
 class TestEvaluation:
     @pytest.mark.parametrize("label", [0, 1, 2])
-    @pytest.mark.parametrize("method", [FedAvg(eta=0.0), PFedBayes(eta_personal=0.0)], ids=lambda method: method.title)
+    @pytest.mark.parametrize(
+        "method", [FedAvg(eta=0.0), PFedBayes(eta_personal=0.0)], ids=lambda method: method.about.title
+    )
     def test_constant_predictor_scores_the_share_of_its_class(self, method, label):
         shards = make_shards()
         ours = trained(method, 1, model=make_model(Constant(label)), init="torch")
@@ -169,7 +171,7 @@ class TestEvaluation:
 
 
 def plan_for(method):
-    return EXACT if method.batched else dataclasses.replace(EXACT, over="loop")
+    return EXACT if not method.needs.loop else dataclasses.replace(EXACT, over="loop")
 
 
 def alone(ours, which, client, seed_index, samples, rows):
@@ -180,9 +182,9 @@ def alone(ours, which, client, seed_index, samples, rows):
         state, name = ours.personal_state(client, seed_index, test), (seed, Purpose.PERSONAL_PREDICTION, round, client)
     else:
         state, name = ours.servers[seed_index], (seed, Purpose.SHARED_PREDICTION, round)
-    predict = getattr(method, f"predict_{which}")
+    predict = method.predict
     outputs = {"mean": predict(model, state, test.x, None)}
-    if method.stochastic:
+    if method.about.stochastic:
         noise = normal((samples, model.net.num_params), key(*name), torch.float64, ours.device)
         draws = predict(model, state, test.x, noise)
         outputs |= {"one": draws[:1], f"mc{samples}": draws}
@@ -217,7 +219,7 @@ class TestBlocks:
     training = dataclasses.replace(TRAINING, participants=2, train="chosen")
 
     def ours(self, method, test_sizes=MIXED, seeds=(3, 8), **others):
-        training = dataclasses.replace(self.training, participants=None) if method.everybody else self.training
+        training = dataclasses.replace(self.training, participants=None) if method.needs.all_clients else self.training
         settings = {"training": training, "seeds": seeds, "plan": plan_for(method)}
         return trained(method, 2, **settings | {"shards": make_shards(test_sizes=test_sizes)} | others)
 

@@ -17,7 +17,7 @@ from pfedbayes.flower.settings import from_run_config
 from pfedbayes.methods import METHODS
 
 NODES = 4
-CARRIED = [name for name in METHODS if not METHODS[name].pools]
+CARRIED = [name for name in METHODS if not METHODS[name]().needs.pooled_data]
 
 
 def four_of_five():
@@ -30,7 +30,7 @@ def four_of_five():
 
 def config_of(folder: Path, method: str) -> dict:
     config = run_config(folder / method, method, federation__clients=NODES, federation__timeout=120.0)
-    if METHODS[method].everybody:
+    if METHODS[method]().needs.all_clients:
         del config["training.participants"]
     return config | {"federation.wait": 60.0}
 

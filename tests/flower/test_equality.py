@@ -13,7 +13,7 @@ from pfedbayes.methods import METHODS
 
 ROUNDING = 1e-10
 LOOP = dataclasses.replace(EXACT, over="loop")
-CARRIED = [name for name in METHODS if not METHODS[name].pools]
+CARRIED = [name for name in METHODS if not METHODS[name]().needs.pooled_data]
 
 
 def by_engine(config, shards=None):
@@ -41,7 +41,7 @@ def assert_same_scores(logged, expected):
 def test_same_numbers_as_the_engine(tmp_path, name, train):
     others = {"training__train": train}
     config = run_config(tmp_path, name, **others)
-    if METHODS[name].everybody:
+    if METHODS[name]().needs.all_clients:
         del config["training.participants"]
     grid = FakeGrid(config)
     server = serve(grid)
@@ -60,7 +60,7 @@ def test_same_numbers_as_the_engine(tmp_path, name, train):
             node = load_node(folder, own_data(i), model_for)
             assert difference(client_states(node)[0], states[i]) < ROUNDING
             x = make_shards().x[:7]
-            if not METHODS[name].stochastic:
+            if not METHODS[name].about.stochastic:
                 assert difference(node.predict("personal", 0, x), engine.predict("personal", i, x)) < ROUNDING
 
 

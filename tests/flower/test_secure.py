@@ -90,9 +90,9 @@ def test_weights_are_those_of_the_methods_own_average():
     clients = torch.arange(3)
     for name, cls in METHODS.items():
         method = cls()
-        if not method.averages or method.pools:
+        if not method.about.averages or method.needs.pooled_data:
             continue
-        uploads = torch.randn(3, *([2] if method.gaussian else []), 5, dtype=torch.float64)
+        uploads = torch.randn(3, *([2] if method.about.gaussian else []), 5, dtype=torch.float64)
         server = torch.randn_like(uploads[0])
         weights = shares(method, server, sizes)
         assert float(weights.max()) == 1

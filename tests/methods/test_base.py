@@ -3,7 +3,7 @@ import torch
 from federations import randn
 from pfedbayes.engine.backend.local_training import client_round
 from pfedbayes.methods import FedAvg
-from pfedbayes.methods.base import together
+from pfedbayes.methods.base import Needs, together
 
 
 class SumsOfPositives:
@@ -45,7 +45,7 @@ class TestTogether:
 
 def test_no_more_steps_are_asked_for_than_the_method_takes():
     class Two(FedAvg):
-        most_steps = 2
+        needs = Needs(max_steps=2)
 
         def step(self, model, local, batches, noise):
             return local

@@ -100,7 +100,7 @@ def widths(server):
 
 
 def outputs(server, sizes, x):
-    return BNFed().predict_shared(small_model(sizes), server, x, None)[0]
+    return BNFed().predict(small_model(sizes), server, x, None)[0]
 
 
 class TestPermutedCopies:
@@ -544,8 +544,8 @@ class TestFederation:
         server = merge(BNFed(), random_thetas(4, ONE))
         pixels = torch.tensor([[0, 255, 51], [102, 3, 7]], dtype=torch.uint8)
         assert_close(
-            BNFed().predict_shared(model, server, pixels, None),
-            BNFed().predict_shared(model, server, pixels.double() / 255, None),
+            BNFed().predict(model, server, pixels, None),
+            BNFed().predict(model, server, pixels.double() / 255, None),
         )
 
     @pytest.mark.parametrize("activation", ["relu", "tanh"])
@@ -554,7 +554,7 @@ class TestFederation:
         assert widths(server) > [4]
         x = randn(6, 3)
         hidden = getattr(torch, activation)(x @ server.weights[0].T + server.biases[0])
-        ours = BNFed().predict_shared(make_model(mlp(ONE, activation)), server, x, None)
+        ours = BNFed().predict(make_model(mlp(ONE, activation)), server, x, None)
         assert_close(ours, (hidden @ server.weights[1].T + server.biases[1])[None])
 
     def test_matched_units_learn(self):

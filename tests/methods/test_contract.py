@@ -52,7 +52,7 @@ def method(request):
 @pytest.fixture(params=PLANS)
 def plan(request, method):
     plan = PLANS[request.param]
-    if plan.over == "vmap" and not method.batched:
+    if plan.over == "vmap" and method.needs.loop:
         pytest.skip("runs by loop only")
     return plan
 
@@ -64,7 +64,7 @@ def training(request, method):
 
 def some_take_part(method, participants=TRAINING.participants, **others):
     """A training in which some clients are silent, if the method can do without them."""
-    return dataclasses.replace(TRAINING, participants=None if method.everybody else participants, **others)
+    return dataclasses.replace(TRAINING, participants=None if method.needs.all_clients else participants, **others)
 
 
 def run_alone(method, inputs):
@@ -72,13 +72,13 @@ def run_alone(method, inputs):
 
 
 def run_together(method, inputs):
-    if not method.batched:
+    if method.needs.loop:
         return stack([run_alone(method, one_of(inputs, i)) for i in range(len(SIZES))])
     return client_round(method, model_for(method), *inputs, over=torch.func.vmap)
 
 
 def default_plan(method):
-    return PLANS["vmap" if method.batched else "loop"]
+    return PLANS["vmap" if not method.needs.loop else "loop"]
 
 
 alone_result = functools.cache(train_alone)
@@ -220,7 +220,7 @@ def test_predictions_come_as_a_stack_of_outputs(method):
     x = torch.zeros(7, 3, dtype=torch.float64)
     for which in result.models():
         assert result.predict(which, 0, x, samples=None).shape == (1, 7, 3)
-        assert result.predict(which, 0, x, samples=4).shape == (4 if method.stochastic else 1, 7, 3)
+        assert result.predict(which, 0, x, samples=4).shape == (4 if method.about.stochastic else 1, 7, 3)
 
 
 def test_evaluation_has_every_client_and_none_for_a_model_the_method_lacks(method):
@@ -228,7 +228,7 @@ def test_evaluation_has_every_client_and_none_for_a_model_the_method_lacks(metho
     evaluated = trained(method, 1, training=training, plan=default_plan(method)).evaluate(samples=3)
     assert set(evaluated) == {"personal", "shared"}
     for which, estimators in evaluated.items():
-        assert (estimators is not None) == getattr(method, which)
+        assert (estimators is not None) == getattr(method.about, which)
         for metrics in (estimators or {}).values():
             values = torch.tensor(list(metrics.values()))
             assert values.shape == (len(METRICS["classification"]), 1, len(SIZES))
@@ -247,8 +247,8 @@ def test_fields_are_plain_frozen_values(method):
     assert dataclasses.replace(method) == method
     assert hash(method) == hash(dataclasses.replace(method))
     assert all(isinstance(value, int | float | bool | str | None) for value in dataclasses.asdict(method).values())
-    assert method.title
-    assert method.reference
-    assert method.learns
+    assert method.about.title
+    assert method.about.reference
+    assert method.about.learns
     with pytest.raises(dataclasses.FrozenInstanceError):
-        method.title = "another"
+        method.about = None

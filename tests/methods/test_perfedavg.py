@@ -112,7 +112,9 @@ def test_quadratic_loss(variant):
     if variant != "first-order":
         grad = grad - alpha * A3 @ grad
     method = PerFedAvg(eta_outer, alpha, variant)
-    local = method.step(model, method.begin((), w, None), tuple(batches[: method.batches_per_step]), torch.empty(0))
+    local = method.step(
+        model, method.begin((), w, None), tuple(batches[: method.needs.batches_per_step]), torch.empty(0)
+    )
     assert_close(local.theta, w - eta_outer * grad, rtol=1e-9, atol=1e-9)
 
 

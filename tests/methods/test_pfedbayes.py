@@ -362,7 +362,7 @@ def test_weight_noise_has_standard_deviation_one():
     # The output of a linear net x @ theta has standard deviation sqrt(sum x^2 sigma^2) over the draws of theta.
     model, method = make_model(nn.Linear(3, 1, bias=False), Regression(1.0)), PFedBayes()
     v, x = random_v(3, seed=40), randn(4, 3, seed=41)
-    draws = method.predict_shared(model, v, x, randn(20_000, 3, seed=42))
+    draws = method.predict(model, v, x, randn(20_000, 3, seed=42))
     expected = (x.square() @ softplus(v[1]).square()).sqrt()
     # The standard error of an estimated standard deviation is 1 / sqrt(2 * 20,000) = 0.5 % of it.
     assert_close(draws.std(0)[:, 0], expected, rtol=0.025, atol=0)

@@ -249,7 +249,7 @@ def test_bayesian_net_without_noise_is_the_deterministic_net(quiet):
     model, x = make_model(), randn(5, 3)
     method = PFedBayes(noise_std=0.0) if quiet == "noise 0" else PFedBayes(rho0=-50.0)
     v, noise = first_server(method, model, seed=1), randn(4, model.net.num_params)
-    assert_close(method.predict_shared(model, v, x, noise), model.net(v[0], x).expand(4, 5, 3))
+    assert_close(method.predict(model, v, x, noise), model.net(v[0], x).expand(4, 5, 3))
 
 
 class TestThetaInMemory:

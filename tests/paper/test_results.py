@@ -181,7 +181,7 @@ class TestThePaper:
         )
         for row in rows:
             for model in ("personal", "shared"):
-                assert row[model] is None or getattr(METHODS[row["method"]], model)
+                assert row[model] is None or getattr(METHODS[row["method"]].about, model)
 
     @pytest.mark.parametrize(("table", "count"), [("table2", 20), ("table3", 42)])
     def test_the_sweep_of_a_table_has_a_run_for_each_of_its_rows(self, table, count):

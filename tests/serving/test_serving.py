@@ -309,7 +309,7 @@ def test_every_method_predicts_what_its_federation_does(tmp_path, name):
     x = federation.shards.x[federation.shards.test[1]]
     np.savez(tmp_path / "new.npz", x=x.numpy())
     for which in federation.models():
-        samples = 20 if federation.method.stochastic else None
+        samples = 20 if federation.method.about.stochastic else None
         expected = log_average(federation.predict(which, 1, x, samples)).exp()
         client = package.open_client(tmp_path / "run", federation.shards.names[1], shared=which == "shared")
         out = client.predict(tmp_path / "new.npz", samples=20)

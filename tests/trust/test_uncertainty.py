@@ -133,7 +133,7 @@ def test_what_cannot_be_assessed_is_said():
 
 class TestBenchmark:
     def test_the_committed_page_is_made_from_the_committed_figures(self):
-        results = benchmark.Path(__file__).parents[1] / "docs" / "results"
+        results = benchmark.Path(__file__).parents[2] / "docs" / "results"
         measured = json.loads((results / "uncertainty.json").read_text())
         assert benchmark.render(measured) == (results / "uncertainty.md").read_text()
 

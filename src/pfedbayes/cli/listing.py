@@ -23,8 +23,8 @@ def methods() -> None:
     table.add_column("settings (method.…) and defaults", ratio=4)
     for name, method in METHODS.items():
         settings = ", ".join(f"{field.name}={json.dumps(field.default)}" for field in dataclasses.fields(method))
-        models = "\n".join(which for which in ("personal", "shared") if getattr(method, which))
-        table.add_row(name, f"{method.learns} ({method.title}: {method.reference})", models, settings)
+        models = "\n".join(which for which in ("personal", "shared") if getattr(method.about, which))
+        table.add_row(name, f"{method.about.learns} ({method.about.title}: {method.about.reference})", models, settings)
     Console().print(table)
 
 

@@ -111,7 +111,7 @@ def run(
     folder = out or _default_folder(setup, experiment, resume)
 
     console = Console(stderr=True, highlight=False)
-    console.print(f"[bold]{setup.method.title}[/] on {escape(setup.data.title)} → {escape(str(folder))}")
+    console.print(f"[bold]{setup.method.about.title}[/] on {escape(setup.data.title)} → {escape(str(folder))}")
     rounds = execution.execute(
         setup, folder, numbers, device, resume, data_dir, show_download(console), partial(show_data, console)
     )

@@ -106,8 +106,8 @@ def plan_for(
 
 def _ahead(method: Method, training: Training, num_clients: int, num_seeds: int) -> tuple[int, int]:
     """Local steps of single clients in a whole run, and the clients that train in a round."""
-    everybody = (training.train or method.who_trains) == "all"
-    per_seed = 1 if method.pools else num_clients if everybody else training.participants or num_clients
+    everybody = (training.train or method.habits.trains) == "all"
+    per_seed = 1 if method.needs.pooled_data else num_clients if everybody else training.participants or num_clients
     return training.rounds * training.local_steps * per_seed * num_seeds, per_seed * num_seeds
 
 
@@ -116,13 +116,13 @@ ServerOptimizer = Adam[Tensor] | Momentum
 
 def participants(model: Model, method: Method, training: Training, num_clients: int) -> int:
     """How many clients are averaged in a round, once method, task and schedule are seen to fit each other."""
-    if method.classifies and model.likelihood.task != "classification":
-        raise UserError(f"{method.title} classifies: give labels instead of numbers, or another method")
-    if training.server_optimizer != "none" and not method.averages:
-        raise UserError(f"{method.title} does not average uploads: leave training.server_optimizer out")
-    count = (not method.pools and training.participants) or num_clients
-    if method.everybody and count < num_clients:
-        raise UserError(f"{method.title} needs all {num_clients} clients: leave training.participants out")
+    if method.needs.labels and model.likelihood.task != "classification":
+        raise UserError(f"{method.about.title} classifies: give labels instead of numbers, or another method")
+    if training.server_optimizer != "none" and not method.about.averages:
+        raise UserError(f"{method.about.title} does not average uploads: leave training.server_optimizer out")
+    count = (not method.needs.pooled_data and training.participants) or num_clients
+    if method.needs.all_clients and count < num_clients:
+        raise UserError(f"{method.about.title} needs all {num_clients} clients: leave training.participants out")
     if count > num_clients:
         raise UserError(f"training.participants is {count} but there are {num_clients} clients: lower it")
     return count
@@ -130,7 +130,7 @@ def participants(model: Model, method: Method, training: Training, num_clients: 
 
 def first_server(model: Model, method: Method, num_clients: int, seed: int, init: Init | None, like: Tensor) -> State:
     """The server's state before the first round, with the type and on the device of `like`."""
-    theta = model.net.init(key(seed, Purpose.INIT), init or method.default_init)
+    theta = model.net.init(key(seed, Purpose.INIT), init or method.habits.init)
     return method.init(theta.to(like), num_clients, model.net.shapes)
 
 
@@ -138,7 +138,7 @@ def first_optimizer(training: Training, method: Method, server: State) -> Server
     """What the server's optimiser remembers before the first round."""
     if training.server_optimizer == "none":
         return None
-    followed = server[0] if method.gaussian else server
+    followed = server[0] if method.about.gaussian else server
     return adam_init(followed) if training.server_optimizer == "adam" else momentum_init(followed)
 
 
@@ -149,7 +149,7 @@ def follow(
 
     Of Gaussians the means alone: widths with momentum can overshoot, and nothing is learned under too wide a prior.
     """
-    if method.gaussian:
+    if method.about.gaussian:
         means, remembered = _follow(training, server[0], average[0], state)
         return torch.stack([means, average[1]]), remembered
     return _follow(training, server, average, state)
@@ -211,8 +211,8 @@ class Federation(Prediction):
         self.training = training or Training()
         self.seeds = tuple(seeds) if seeds is not None else (self.training.seed,)
         self.plan = plan or plan_for(model, method, self.training, len(shards.train), len(self.seeds))
-        if self.plan.over == "vmap" and not method.batched:
-            raise UserError(f"{method.title} trains one client after another: set execution.over=loop")
+        if self.plan.over == "vmap" and method.needs.loop:
+            raise UserError(f"{method.about.title} trains one client after another: set execution.over=loop")
         if self.training.views.count > 1 and shards.x.dim() != 4:
             raise UserError(
                 "training.flip and .shift are for images, and one example has the shape"
@@ -224,20 +224,20 @@ class Federation(Prediction):
             raise UserError(
                 f"training.shift={shift} moves images of {height} x {width} pixels out of sight: choose a smaller one"
             )
-        if not method.traceable and (self.plan.graph or self.plan.compile):
+        if method.needs.eager and (self.plan.graph or self.plan.compile):
             raise UserError(
-                f"{method.title} can be neither compiled nor replayed: leave execution.graph and .compile out"
+                f"{method.about.title} can be neither compiled nor replayed: leave execution.graph and .compile out"
             )
         self.plan.activate()
         self.model = self.plan.fit(model)
         # Libraries are fast at convolutions of one network with many images; a compiler is faster, once it has begun.
         self._plain_predictor = model._replace(half=self.model.half)
         self._fast_predictor = self.model._replace(net=self.model.net.through(InParts))
-        self.train_sets = (torch.cat(shards.train),) if method.pools else shards.train
+        self.train_sets = (torch.cat(shards.train),) if method.needs.pooled_data else shards.train
         self.num_clients = len(self.train_sets)
         self.numbers = np.arange(len(shards.names))
         self.participants = participants(model, method, self.training, self.num_clients)
-        self.train = self.training.train or method.who_trains
+        self.train = self.training.train or method.habits.trains
         self.device, self.dtype = torch.device(self.plan.device), getattr(torch, self.plan.dtype)
 
         self.x = self._to_device(shards.x)
@@ -246,7 +246,7 @@ class Federation(Prediction):
         if not self.sizes.all():
             empty = shards.names[int(np.argmin(self.sizes))]
             raise UserError(f"client {empty!r} has no training data: leave it out or give it some")
-        self.batch_sizes = self.sizes if method.full_batch else self.sizes.clip(max=self.training.batch_size)
+        self.batch_sizes = self.sizes if method.needs.full_batch else self.sizes.clip(max=self.training.batch_size)
         labels = torch.stack([self._count_labels(indices) for indices in self.train_sets])
         real = torch.arange(int(self.batch_sizes.max())) < torch.from_numpy(self.batch_sizes)[:, None]
         self._shard, self._weight = tree_map(
@@ -301,7 +301,7 @@ class Federation(Prediction):
         """Which of vmap and loop takes less time for a local step of a few clients: for convolutions on a CPU, where it
         depends on the network and the machine. None elsewhere, and for short runs. Nothing is trained."""
         ahead, _ = _ahead(self.method, self.training, len(self.shards.train), len(self.seeds))
-        open_question = self.device.type == "cpu" and self.model.net.convolutional and self.method.batched
+        open_question = self.device.type == "cpu" and self.model.net.convolutional and not self.method.needs.loop
         if not open_question or not is_long(self.model, ahead):
             return None
         work = self._assign(1)
@@ -437,7 +437,11 @@ class Federation(Prediction):
 
         A client with fewer examples than the width fills up with its first row, whose weight is then 0.
         """
-        steps, per_step, width = self.training.local_steps, self.method.batches_per_step, int(self.batch_sizes.max())
+        steps, per_step, width = (
+            self.training.local_steps,
+            self.method.needs.batches_per_step,
+            int(self.batch_sizes.max()),
+        )
         rows = np.empty((steps, per_step, len(members), width), dtype=np.int64)
         seeds, clients = np.divmod(members, self.num_clients)
         for size in np.unique(self.sizes[clients]):  # those with equally many examples together
@@ -455,7 +459,7 @@ class Federation(Prediction):
     def _advanced(self, members: list[int]) -> NDArray[np.int64]:
         """How far each client has read once these members have trained a round."""
         after = self.cursors.copy()
-        batches = self.training.local_steps * self.method.batches_per_step
+        batches = self.training.local_steps * self.method.needs.batches_per_step
         after[members] += batches * self.batch_sizes[np.remainder(members, self.num_clients)]
         return after
 
@@ -561,7 +565,7 @@ class Federation(Prediction):
             if found is None:
                 if name.startswith("clients") and ("rows" in tensors or not tensors["enrolled"].numel()):
                     continue  # they are in a file of their own, or it was saved before the first round
-            elif name == "enrolled" or (name.startswith("server.") and not self.method.averages):
+            elif name == "enrolled" or (name.startswith("server.") and not self.method.about.averages):
                 continue  # its length changes as the run goes on
             elif found.dtype == expected.dtype and found.shape[name.startswith("clients") :] == expected.shape:
                 continue

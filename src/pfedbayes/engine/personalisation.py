@@ -21,8 +21,7 @@ from pfedbayes.methods.base import broadcast
 class OwnPriors(PFedBayes):
     """pFedBayes where nothing is shared any more: the server's state (N, 2, T) is a prior for each client, for good."""
 
-    shared = False
-    averages = False
+    about = PFedBayes.about._replace(shared=False, averages=False)
 
     def init(self, theta: Tensor, num_clients: int, shapes: tuple[torch.Size, ...]) -> Tensor:
         return super().init(theta, num_clients, shapes).expand(num_clients, 2, -1)
@@ -49,7 +48,9 @@ def personalise(
     """
     method = federation.method
     if not isinstance(method, PFedBayes):
-        raise UserError(f"{method.title} has no distribution over models to start from: run method.name=pfedbayes")
+        raise UserError(
+            f"{method.about.title} has no distribution over models to start from: run method.name=pfedbayes"
+        )
     changed: dict[str, Any] = {
         "prior": "fixed", "reset_personal": False, "eta_global": 0.0, "eta_data": 0.0, "sigma_by_size": 0.0,
     }  # fmt: skip

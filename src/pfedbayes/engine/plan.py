@@ -135,10 +135,10 @@ def choose_plan(
     device = choose_device(device)
     on_gpu = device == "cuda"
     images_on_cpu, images_on_gpu = (model.net.convolutional and on_gpu == gpu for gpu in (False, True))
-    together = over == "vmap" if over else method.batched and not images_on_cpu
-    one_shape = together and method.traceable
+    together = over == "vmap" if over else not method.needs.loop and not images_on_cpu
+    one_shape = together and not method.needs.eager
     long = is_long(model, client_steps)
-    most = min(max(1, TOGETHER // model.net.num_params), WHOLE_SETS if method.full_batch else at_once)
+    most = min(max(1, TOGETHER // model.net.num_params), WHOLE_SETS if method.needs.full_batch else at_once)
     return Plan(
         device=device,
         over="vmap" if together else "loop",
@@ -148,7 +148,7 @@ def choose_plan(
         compile=one_shape and long and not images_on_cpu and has_compiler(device),
         graph=one_shape and on_gpu,
         noise="philox" if on_gpu and together else "torch",  # for one client's few numbers it launches too much
-        precision="tf32" if images_on_gpu and dtype == "float32" and method.bears_rounding else "full",
+        precision="tf32" if images_on_gpu and dtype == "float32" and not method.needs.full_precision else "full",
         convolutions="matmul" if images_on_gpu else "native",
     )
 

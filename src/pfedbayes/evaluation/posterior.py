@@ -48,14 +48,13 @@ def weights_of(federation: Federation, which: Which, client: int, s: int = 0) ->
     method, seed = federation.method, federation.seeds[s]
     own = which == "personal"
     state = federation.personal_state(client, s) if own else federation.servers[s]
-    if method.gaussian:
-        mean, deviation = method.personal_weights(state) if own else method.shared_weights(state)
-        purpose = Purpose.PERSONAL_PREDICTION if own else Purpose.SHARED_PREDICTION
-        return Weights(federation.model, mean, deviation, key(seed, purpose, federation.round, *[client] * own))
-    theta = state if isinstance(state, Tensor) else getattr(state, "theta", None)
-    if not isinstance(theta, Tensor) or theta.shape != (federation.model.net.num_params,):
+    q = method.posterior(state)
+    if q is None:
         return None
-    return Weights(federation.model, theta, None, 0)
+    if method.about.gaussian:
+        purpose = Purpose.PERSONAL_PREDICTION if own else Purpose.SHARED_PREDICTION
+        return Weights(federation.model, q.mu, q.sigma, key(seed, purpose, federation.round, *[client] * own))
+    return Weights(federation.model, q.mu, None, 0)
 
 
 def answering(federation: Federation, which: Which, client: int, samples: int, s: int = 0) -> Answer:

@@ -19,7 +19,7 @@ from pfedbayes.errors import UserError
 from pfedbayes.maths.metrics import METRICS, log_average, log_label_prior, scores
 from pfedbayes.maths.random import Purpose, choose, key, normals
 from pfedbayes.maths.trees import alike, concat, pick, stack, tree_map
-from pfedbayes.methods.base import Adaptation, Method, State
+from pfedbayes.methods.base import Adaptation, Method, State, weights_posterior
 from pfedbayes.nets import Batch, Model
 from pfedbayes.nets.reparametrisation import Dense, dense_layers, drawn_outputs, num_drawn_weights
 
@@ -102,11 +102,11 @@ class Prediction:
 
     def models(self) -> list[Which]:
         """Which of the two models the method has."""
-        return [which for which in MODELS if getattr(self.method, which)]
+        return [which for which in MODELS if getattr(self.method.about, which)]
 
     def headline(self, samples: int) -> str:
         """The estimator whose figures are the method's result."""
-        return f"mc{samples}" if self.method.stochastic else "mean"
+        return f"mc{samples}" if self.method.about.stochastic else "mean"
 
     def predict(
         self,
@@ -206,7 +206,9 @@ class Prediction:
     def _answers_once(self, which: Which, ways: Ways) -> bool:
         """Whether the model says the same of an example whosever it is: the shared one does unless it draws
         activations, of which every client has its own."""
-        return which == "shared" and not (self.method.stochastic and ways.draws and ways.sampling == "activations")
+        return which == "shared" and not (
+            self.method.about.stochastic and ways.draws and ways.sampling == "activations"
+        )
 
     def _dealt(self, seeds: Sequence[int], group: Group, ways: Ways) -> dict[str, Tensor]:
         """`_estimates` of the shared model for all clients of a group, from one prediction for every example that any
@@ -231,7 +233,7 @@ class Prediction:
         if (split, clients) not in self._known_groups:
             by_size: dict[tuple[int, int], list[int]] = {}
             sets = self.evaluation_sets(split, clients)
-            whole = self.method.adapts and self.method.full_batch
+            whole = self.method.adapts and self.method.needs.full_batch
             for i, rows in enumerate(sets):
                 if len(rows):
                     by_size.setdefault((len(rows), int(self.batch_sizes[i]) if whole else 0), []).append(i)
@@ -265,13 +267,13 @@ class Prediction:
     def _rows_alone(self) -> int:
         """How many examples one network predicts in one go. A CPU keeps them in its caches while bytes become numbers
         and these outputs; but a model that is made of a whole training set has much to do before the first of them."""
-        few = self.device.type == "cpu" and not self.method.full_batch
+        few = self.device.type == "cpu" and not self.method.needs.full_batch
         return min(self._rows_at_once, 2000) if few else self._rows_at_once
 
     def _block_size(self, which: Which, size: int, ways: Ways) -> tuple[int, int]:
         """How many seeds and how many clients with `size` examples each are predicted together: no more personal models
         than train at once, since the others may rest elsewhere, and scores are not to depend on where."""
-        mapped = self.plan.over == "vmap" and (which == "personal" or self.method.averages)
+        mapped = self.plan.over == "vmap" and (which == "personal" or self.method.about.averages)
         seeds = max(1, min(self._rows_at_once // size, len(self.seeds))) if mapped else 1
         if which == "personal" and not mapped:
             return 1, 1
@@ -292,10 +294,10 @@ class Prediction:
         outputs = partial(self._outputs, which, seeds, clients, self.x, rows, ways)
         one, average, mean = estimator_names(ways.samples)
         estimates = {}
-        if self.method.stochastic and ways.draws:
+        if self.method.about.stochastic and ways.draws:
             draws = outputs(states, ways.draws)
             estimates = {name: drawn for name, drawn in ((one, draws[:, :1]), (average, draws)) if name in ways.wanted}
-        if mean in ways.wanted or not self.method.stochastic:
+        if mean in ways.wanted or not self.method.about.stochastic:
             estimates[mean] = outputs(states, None)
         if which == "personal":
             estimates |= {name: outputs(view, None) for name, view in self._views(seeds, clients, states).items()}
@@ -319,9 +321,9 @@ class Prediction:
         tests = [self.batch_of(own) for own in rows]
         members = [(i, s, test) for s in seeds for i, test in zip(clients, tests, strict=True)]
         at_once = 1
-        if self.method.batched and self.plan.over == "vmap":
+        if not self.method.needs.loop and self.plan.over == "vmap":
             at_once = self.plan.chunk or max(1, self._rows_at_once // int(self.batch_sizes.max()))
-            at_once = min(at_once, WHOLE_SETS) if self.method.full_batch else at_once
+            at_once = min(at_once, WHOLE_SETS) if self.method.needs.full_batch else at_once
         parts = [
             self._adapted(pick(states, part), pick(received, part), [self._prepared(*each) for each in members[part]])
             for part in _slices(len(members), at_once)
@@ -412,8 +414,8 @@ class Prediction:
         shared: the first `draws` of ways.samples, or the mean network."""
         dense: tuple[Dense, ...] = ()
         noise: tuple[Tensor, ...] = ()
-        if draws is not None and self.method.stochastic:
-            if ways.sampling == "activations" and self.method.gaussian:
+        if draws is not None and self.method.about.stochastic:
+            if ways.sampling == "activations" and self.method.about.gaussian:
                 dense = dense_layers(self.predictor.net, self.model.inputs(pool[:1], self.dtype), self.dtype)
             drawn = self._noise(which, seeds, clients, rows.shape[1], ways, dense)
             noise = tuple(each[:, :draws] for each in drawn)
@@ -422,7 +424,7 @@ class Prediction:
         arguments = (states, rows.repeat(len(seeds), 1) if own else rows.flatten(), *noise)
         axes = (0, 0 if own else None, *(0 for _ in noise))
         count = len(seeds) * (len(clients) if own else 1)
-        predict = partial(self._one_model, which, dense)
+        predict = partial(self._one_model, dense)
         # Not every method can be mapped; and libraries are fast at convolutions of one network with many images.
         if count == 1 or self.predictor.net.convolutional:
             each_alone = (
@@ -437,14 +439,12 @@ class Prediction:
             return outputs
         return outputs.view(*outputs.shape[:2], *rows.shape, *outputs.shape[3:]).transpose(1, 2).flatten(0, 1)
 
-    def _one_model(self, which: Which, dense: tuple[Dense, ...], state: State, x: Tensor, *noise: Tensor) -> Tensor:
+    def _one_model(self, dense: tuple[Dense, ...], state: State, x: Tensor, *noise: Tensor) -> Tensor:
         """Outputs (K, n, ...) of one model at x (n, ...); without noise, of its mean network."""
-        own = which == "personal"
         if dense:
-            mean, deviation = self.method.personal_weights(state) if own else self.method.shared_weights(state)
-            return drawn_outputs(self.predictor.net, dense, mean, deviation, self.model.inputs(x, self.dtype), *noise)
-        predict = self.method.predict_personal if own else self.method.predict_shared
-        return predict(self.predictor, state, x, noise[0] if noise else None)
+            q = weights_posterior(self.method, state)
+            return drawn_outputs(self.predictor.net, dense, q.mu, q.sigma, self.model.inputs(x, self.dtype), *noise)
+        return self.method.predict(self.predictor, state, x, noise[0] if noise else None)
 
     def _noise(
         self,

@@ -27,7 +27,7 @@ def combine(
     if config.robust == "trimmed-mean":
         mean = trimmed_mean(stacked, config.trim)
     elif config.privacy_noise:
-        updates = (stacked - server).reshape(len(stacked), 2 if method.gaussian else 1, -1)
+        updates = (stacked - server).reshape(len(stacked), 2 if method.about.gaussian else 1, -1)
         longest = torch.tensor([config.privacy_clip, config.privacy_clip_rho][: updates.shape[1]])
         mean = server + private_mean(updates, longest.to(updates), config.privacy_noise).view_as(server)
     else:

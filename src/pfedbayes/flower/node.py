@@ -86,7 +86,7 @@ class Node(Federation):
         self.population.put([0], stack([fill(client, copies, "client")]))
         self.cursors = copies["cursor"].cpu().numpy()
         received = fill(self.template, copies, "received")
-        self.receive(int(copies["round"]), received, received if self.method.averages else self.servers[0])
+        self.receive(int(copies["round"]), received, received if self.method.about.averages else self.servers[0])
 
 
 def client_app(load_data: LoadData, make_model: MakeModel) -> ClientApp:
@@ -231,8 +231,10 @@ def load_node(state_dir: str | Path, shards: Shards, make_model: MakeModel, devi
     generation = folder.read(folder.rounds()[-1])
     identity = {name: value for name, value in generation.about["settings"].items() if value is not None}
     settings = from_run_config(identity)
-    if not settings.method.personal:
-        raise UserError(f"{settings.method.title} has no personal models: its shared one is in the server's run folder")
+    if not settings.method.about.personal:
+        raise UserError(
+            f"{settings.method.about.title} has no personal models: its shared one is in the server's run folder"
+        )
     node = Node(shards, make_model(settings.method), settings, generation.about["client"], device)
     node.recall(generation)
     return node

@@ -78,7 +78,9 @@ def shares(method: Method, server: Tensor, sizes: Tensor) -> Tensor:
     zero = torch.zeros_like(uploads[0])
     mean, twice = (method.aggregate(zero, factor * uploads, sizes, clients) for factor in (1.0, 2.0))
     if not torch.allclose(2 * mean, twice):
-        raise UserError(f"{method.title} with these settings does not average uploads: leave federation.secure out")
+        raise UserError(
+            f"{method.about.title} with these settings does not average uploads: leave federation.secure out"
+        )
     weights: Tensor = mean.reshape(-1, count)[0]
     return weights / weights.max()
 

@@ -161,7 +161,7 @@ class Server:
         summary = {
             "rounds": self.round,
             "seconds": self.clock.seconds(),
-            "estimator": f"mc{samples}" if self.method.stochastic else "mean",
+            "estimator": f"mc{samples}" if self.method.about.stochastic else "mean",
             "reliability": pooled([facts.get("reliability") for facts, _ in exchange.replies.values()]),
             "examples": [],
         }
@@ -182,7 +182,7 @@ class Server:
         """What everybody who is asked is told of a round."""
         received = self.method.download(self.state, torch.tensor(asked))
         scored = finish or self._to_score() is not None
-        whole = scored and self.method.shared and not self.method.averages
+        whole = scored and self.method.about.shared and not self.method.about.averages
         weights = self._weights(sorted(chosen)) if self.config.secure else {}
         tasks = {}
         for k, i in enumerate(asked):
@@ -313,7 +313,9 @@ class Server:
         self.round, self.clock = checkpoint.round, runs.Clock(checkpoint.seconds)
         # What is not averaged may change its shape as the run goes on.
         fixed = {
-            name: t for name, t in self._tensors().items() if self.method.averages or not name.startswith("server.")
+            name: t
+            for name, t in self._tensors().items()
+            if self.method.about.averages or not name.startswith("server.")
         }
         if name := misfit(checkpoint.tensors, fixed):
             raise UserError(
@@ -364,7 +366,7 @@ class Server:
             "num_params": self.model.net.num_params,
             "method": {
                 "name": method_name(self.method),
-                **{name: getattr(self.method, name) for name in ("title", "personal", "shared", "stochastic")},
+                **{name: getattr(self.method.about, name) for name in ("title", "personal", "shared", "stochastic")},
             },
             "task": self.model.likelihood.task,
             "federation": {
@@ -381,7 +383,7 @@ class Server:
         absent = [i for i in range(len(self.members)) if i not in scores]
         if len(absent) == len(self.members):
             return
-        models = [which for which in MODELS if getattr(self.method, which)]
+        models = [which for which in MODELS if getattr(self.method.about, which)]
         scored = table(scores, len(self.members), models, self.model.likelihood.task)
         record = {"round": round, "seconds": self.clock.seconds(), "absent": absent, **json_safe(scored)}
         self.writer.append(record)

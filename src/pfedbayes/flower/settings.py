@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from pfedbayes.engine.federation import Training
 from pfedbayes.engine.plan import Dtype
-from pfedbayes.errors import UserError
+from pfedbayes.errors import UserError, nearest
 from pfedbayes.methods import Method
 from pfedbayes.nets import Init
-from pfedbayes.runs.config import build, nearest, parse_override
+from pfedbayes.runs.config import build, parse_override
 from pfedbayes.runs.experiment import Evaluation, default_of, from_sections, method_name
 
 Wire = Literal["float32", "float16", "bfloat16", "float64"]
@@ -133,7 +133,7 @@ class Settings:
 
     def needed(self, asked: int) -> int:
         """How many uploads a round that asks so many clients cannot do without."""
-        if self.method.everybody:
+        if self.method.needs.all_clients:
             return self.federation.clients
         return self.federation.min_replies or asked // 2 + 1
 
@@ -177,12 +177,12 @@ def from_run_config(run_config: Mapping[str, Any]) -> Settings:
     # Whether there are validation data is for the nodes' own loaders to say.
     experiment = from_sections(sections | {"data": {"validation": 0.1}})
     method = experiment.method
-    if method.pools:
-        raise UserError(f"{method.title} needs everybody's data in one place: it cannot run on Flower")
+    if method.needs.pooled_data:
+        raise UserError(f"{method.about.title} needs everybody's data in one place: it cannot run on Flower")
     if experiment.evaluation.clients is not None:
         raise UserError("on Flower every node scores itself: leave evaluation.clients out")
-    if not method.averages and (federation.robust != "none" or federation.privacy_noise or federation.secure):
+    if not method.about.averages and (federation.robust != "none" or federation.privacy_noise or federation.secure):
         raise UserError(
-            f"{method.title} does not average uploads: leave federation.robust, .privacy_noise and .secure out"
+            f"{method.about.title} does not average uploads: leave federation.robust, .privacy_noise and .secure out"
         )
     return Settings(method, experiment.training, experiment.evaluation, federation)

@@ -15,6 +15,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from pfedbayes.errors import UserError
+from pfedbayes.maths.gaussian import MeanField, sample
 from pfedbayes.maths.trees import Tree, pick, stack, tree_map
 from pfedbayes.nets import Batch, Init, Model, Pixels
 
@@ -52,30 +54,77 @@ class Adaptation(NamedTuple):
     test: Batch | None
 
 
+class About(NamedTuple):
+    """What a method is."""
+
+    title: str
+    reference: str
+    learns: str
+    personal: bool = False
+    """There is a model for each client."""
+    shared: bool = True
+    """There is one model for all clients."""
+    stochastic: bool = False
+    """Predictions average over draws of the weights."""
+    gaussian: bool = False
+    """Weights are independent Gaussians; what the server averages are their means and rhos (2, T)."""
+    averages: bool = True
+    """The server's state is one tensor, an average of the uploads."""
+
+
+class Needs(NamedTuple):
+    """What a method asks of the data, the network and the engine."""
+
+    full_batch: bool = False
+    """A batch is the client's whole training set."""
+    labels: bool = False
+    """It classifies; there is no regression."""
+    all_clients: bool = False
+    """Every client takes part in every round."""
+    pooled_data: bool = False
+    """One model is trained on the data of all clients in one place."""
+    tied: bool = False
+    """A client's state changes only if the server takes its upload: only those chosen may train."""
+    loop: bool = False
+    """Its functions cannot be mapped by vmap: clients train one after another."""
+    eager: bool = False
+    """Its steps are not the same tensor operations each time, so they can be neither compiled nor replayed."""
+    full_precision: bool = False
+    """Matrix products may not be rounded to TF32."""
+    net: Literal["mlp"] | None = None
+    """The only kind of network that it can train."""
+    outputs: int | None = None
+    """Outputs of the network, if not those of the likelihood."""
+    batches_per_step: int = 1
+    max_steps: int | None = None
+    """It takes at most this many of the R local steps."""
+
+
+class Habits(NamedTuple):
+    """What the method's own paper does where a config says nothing."""
+
+    init: Init = "torch"
+    pixels: Pixels = "signed"
+    trains: Literal["all", "chosen"] = "chosen"
+    """Which clients train in a round: all of them, or those whose uploads are averaged."""
+
+
 @dataclass(frozen=True)
 class Method:
     """One federated method; fields are its hyper-parameters, with the paper's values as defaults."""
 
-    title: ClassVar[str]
-    reference: ClassVar[str]
-    learns: ClassVar[str]
-    personal: ClassVar[bool] = False  # has a model per client
-    shared: ClassVar[bool] = True  # has one model for all
-    stochastic: ClassVar[bool] = False  # predicts by drawing weights
-    gaussian: ClassVar[bool] = False  # draws independent Gaussians; what it averages are (2, T), means and rhos
-    adapts: ClassVar[bool] = False  # makes its personal model when it is asked to predict
-    batched: ClassVar[bool] = True  # its client functions can be mapped by vmap; else by loop only
-    full_batch: ClassVar[bool] = False  # a batch is the client's whole training set
-    classifies: ClassVar[bool] = False  # knows labels only, no regression
-    pools: ClassVar[bool] = False  # trains one client that has everybody's data
-    everybody: ClassVar[bool] = False  # cannot do without any client in a round
-    traceable: ClassVar[bool] = True  # its steps are the same tensor operations each time: can be compiled and replayed
-    bears_rounding: ClassVar[bool] = True  # of what goes into its matrix products, to 10 bits
-    averages: ClassVar[bool] = True  # its server state is one tensor, an average of uploads
-    default_init: ClassVar[Init] = "torch"
-    pixels: ClassVar[Pixels] = "signed"
-    net: ClassVar[Literal["mlp"] | None] = None  # the only kind of network it can train
-    who_trains: ClassVar[Literal["all", "chosen"]] = "chosen"  # what the method's own paper does each round
+    about: ClassVar[About]
+    habits: ClassVar[Habits] = Habits()
+
+    @property
+    def needs(self) -> Needs:
+        """What the method asks of the data, the network and the engine."""
+        return Needs()
+
+    @property
+    def adapts(self) -> bool:
+        """Whether personal models are made at prediction time."""
+        return type(self).adapt is not Method.adapt
 
     # Server
 
@@ -101,21 +150,6 @@ class Method:
         """Local state at the start of a round. Default: the received model."""
         return Local(received)
 
-    @property
-    def batches_per_step(self) -> int:
-        """How many batches a step takes."""
-        return 1
-
-    @property
-    def most_steps(self) -> int | None:
-        """How many of the R local steps it takes at most; None for all of them."""
-        return None
-
-    @property
-    def outputs(self) -> int | None:
-        """How many outputs the network shall have; None for as many as the likelihood asks for."""
-        return None
-
     def noise_shape(self, num_params: int) -> tuple[int, ...]:
         """Shape of the standard normal noise of one step; an empty tuple for none."""
         return ()
@@ -128,7 +162,7 @@ class Method:
         """The client's new state and its upload. Default: nothing is kept, and the trained model is sent."""
         return (), local.theta
 
-    # Prediction: a stack of outputs (K, n, ...), one per row of noise (K, T); noise=None asks for the mean network.
+    # Prediction
 
     def prepare(self, data: Adaptation) -> State:
         """What `adapt` needs of a client's data, a tree of tensors if the method is `batched`. Default: nothing."""
@@ -143,24 +177,31 @@ class Method:
         return client
 
     def views(self, client: State, received: State) -> dict[str, State]:
-        """Further personal models worth a column of their own, as states that `predict_personal` takes."""
+        """Return further personal models worth a column of their own, as states that `predict` takes."""
         return {}
 
-    def predict_personal(self, model: Model, client: State, x: Tensor, noise: Tensor | None) -> Tensor:
-        """Outputs of the client's own model."""
-        raise NotImplementedError
+    def posterior(self, state: State) -> MeanField | None:
+        """Return the Gaussian over the weights (T,) of a client's model or of the server's; sigma is 0 for one network.
 
-    def predict_shared(self, model: Model, server: State, x: Tensor, noise: Tensor | None) -> Tensor:
-        """Outputs of the shared model."""
-        return model.outputs(server, x)[None]
+        None if the model is more than the weights of the network. Default: the state itself, or its field `theta`.
+        """
+        theta: Tensor = state if isinstance(state, Tensor) else state.theta
+        return MeanField(theta, theta.new_zeros(()))
 
-    def personal_weights(self, client: State) -> tuple[Tensor, Tensor]:
-        """Means and standard deviations (T,) of the weights of the client's own model, if the method is `gaussian`."""
-        raise NotImplementedError
+    def predict(self, model: Model, state: State, x: Tensor, noise: Tensor | None) -> Tensor:
+        """Return outputs (K, n, ...), one per row of noise (K, T); those of the mean network if noise is None."""
+        q = weights_posterior(self, state)
+        if noise is None:
+            return model.outputs(q.mu, x)[None]
+        return model.stacked_outputs(sample(q, noise), x)
 
-    def shared_weights(self, server: State) -> tuple[Tensor, Tensor]:
-        """Means and standard deviations (T,) of the weights of the shared model, if the method is `gaussian`."""
-        raise NotImplementedError
+
+def weights_posterior(method: Method, state: State) -> MeanField:
+    """Return `method.posterior(state)` where a model that is more than its weights cannot be used."""
+    q = method.posterior(state)
+    if q is None:
+        raise UserError(f"{method.about.title} has no distribution over weights: use method.name=pfedbayes")
+    return q
 
 
 def broadcast(state: State, count: int) -> State:

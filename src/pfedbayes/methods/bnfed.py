@@ -17,7 +17,7 @@ from torch import Tensor
 from pfedbayes.errors import UserError
 from pfedbayes.maths.optim import sgd
 from pfedbayes.maths.trees import pick
-from pfedbayes.methods.base import Method, Shard, State, require
+from pfedbayes.methods.base import About, Habits, Method, Needs, Shard, State, require
 from pfedbayes.nets import Batch, Model
 
 
@@ -86,16 +86,13 @@ class BNFed(Method):
     max_count: int | None = None
     max_width: int | None = None
 
-    title = "BNFed"
-    reference = "Yurochkin et al., ICML 2019"
-    learns = "one shared network; hidden units are matched between clients and their number is inferred"
-    everybody = True
-    averages = False
-    traceable = False
-    default_init = "normal"
-    pixels = "unit"
-    net = "mlp"
-    who_trains = "all"
+    about = About(
+        "BNFed",
+        "Yurochkin et al., ICML 2019",
+        "one shared network; hidden units are matched between clients and their number is inferred",
+        averages=False,
+    )
+    habits = Habits(init="normal", pixels="unit", trains="all")
 
     def __post_init__(self) -> None:
         require(self.eta >= 0, f"eta must not be negative, got {self.eta}")
@@ -107,6 +104,10 @@ class BNFed(Method):
         require(self.novelty >= 0, f"novelty must not be negative, got {self.novelty}")
         require(self.max_count is None or self.max_count >= 1, f"max_count must be at least 1, got {self.max_count}")
         require(self.max_width is None or self.max_width >= 1, f"max_width must be at least 1, got {self.max_width}")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(all_clients=True, net="mlp", eager=True)
 
     def init(self, theta: Tensor, num_clients: int, shapes: tuple[torch.Size, ...]) -> Server:
         """Everybody has all units of the first network, whose biases are at their prior mean."""
@@ -243,9 +244,12 @@ class BNFed(Method):
     def end(self, local: Local) -> tuple[State, Local]:
         return (), local
 
-    def predict_shared(self, model: Model, server: Server, x: Tensor, noise: Tensor | None) -> Tensor:
+    def posterior(self, state: Server) -> None:
+        """The global network has other widths than the clients'."""
+
+    def predict(self, model: Model, state: Server, x: Tensor, noise: Tensor | None) -> Tensor:
         """Outputs of the global network, which may be wider than the clients'."""
-        parts = [part for layer in zip(server.weights, server.biases, strict=True) for part in layer]
+        parts = [part for layer in zip(state.weights, state.biases, strict=True) for part in layer]
         return model.net.apply(parts, model.inputs(x, parts[0].dtype))[None]
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from pfedbayes.maths.optim import sgd
-from pfedbayes.methods.base import Method, Shard, require
+from pfedbayes.methods.base import About, Method, Shard, require
 from pfedbayes.nets import Batch, Model
 
 
@@ -33,10 +33,12 @@ class Ditto(Method):
     eta_personal: float = 0.01
     prox: float = 1.0
 
-    title = "Ditto"
-    reference = "Li et al., ICML 2021"
-    learns = "one shared model as FedAvg does, and a model per client held near it"
-    personal = True
+    about = About(
+        "Ditto",
+        "Li et al., ICML 2021",
+        "one shared model as FedAvg does, and a model per client held near it",
+        personal=True,
+    )
 
     def __post_init__(self) -> None:
         require(self.eta >= 0, f"eta must not be negative, got {self.eta}")
@@ -61,6 +63,3 @@ class Ditto(Method):
     def end(self, local: Local) -> tuple[Tensor, Tensor]:
         """The copy goes to the server; the personal model stays."""
         return local.v, local.theta
-
-    def predict_personal(self, model: Model, client: Tensor, x: Tensor, noise: Tensor | None) -> Tensor:
-        return model.outputs(client, x)[None]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pfedbayes.maths.optim import sgd
-from pfedbayes.methods.base import Local, Method, require
+from pfedbayes.methods.base import About, Local, Method, require
 from pfedbayes.nets import Batch, Model
 
 
@@ -17,9 +17,11 @@ class FedAvg(Method):
 
     eta: float = 0.01
 
-    title = "FedAvg"
-    reference = "McMahan et al., AISTATS 2017"
-    learns = "one shared model, the mean of the clients' models"
+    about = About(
+        "FedAvg",
+        "McMahan et al., AISTATS 2017",
+        "one shared model, the mean of the clients' models",
+    )
 
     def __post_init__(self) -> None:
         require(self.eta >= 0, f"eta must not be negative, got {self.eta}")

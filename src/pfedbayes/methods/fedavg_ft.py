@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pfedbayes.maths.optim import sgd
 from pfedbayes.maths.trees import pick
-from pfedbayes.methods.base import Adaptation, Local, Method, State, require
+from pfedbayes.methods.base import About, Adaptation, Local, Method, State, require
 from pfedbayes.nets import Batch, Model
 
 
@@ -24,11 +24,12 @@ class FedAvgFT(Method):
     eta_personal: float = 0.01
     steps: int = 20
 
-    title = "FedAvg + fine-tuning"
-    reference = "McMahan et al., AISTATS 2017; Yu et al., 2020"
-    learns = "one shared model, fine-tuned on the client's training data when it predicts"
-    personal = True
-    adapts = True
+    about = About(
+        "FedAvg + fine-tuning",
+        "McMahan et al., AISTATS 2017; Yu et al., 2020",
+        "one shared model, fine-tuned on the client's training data when it predicts",
+        personal=True,
+    )
 
     def __post_init__(self) -> None:
         require(self.eta >= 0, f"eta must not be negative, got {self.eta}")
@@ -59,6 +60,3 @@ class FedAvgFT(Method):
         epochs = [torch.randperm(size, generator=generator) for _ in range(0, count, size)]
         order = torch.cat([torch.empty(0, dtype=torch.int64), *epochs])[:count]
         return order.view(self.steps, data.batch_size).to(data.train.weight.device)
-
-    def predict_personal(self, model: Model, client: Tensor, x: Tensor, noise: Tensor | None) -> Tensor:
-        return model.outputs(client, x)[None]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from pfedbayes.maths.optim import sgd
-from pfedbayes.methods.base import Method, Shard, State, require
+from pfedbayes.methods.base import About, Method, Shard, State, require
 from pfedbayes.nets import Batch, Model
 
 
@@ -37,12 +37,13 @@ class FedPer(Method):
 
     eta: float = 0.01
 
-    title = "FedPer"
-    reference = "Arivazhagan et al., 2019"
-    learns = "a shared body and a last layer per client, trained together"
-    personal = True
-    shared = False
-    adapts = True
+    about = About(
+        "FedPer",
+        "Arivazhagan et al., 2019",
+        "a shared body and a last layer per client, trained together",
+        personal=True,
+        shared=False,
+    )
 
     def __post_init__(self) -> None:
         require(self.eta >= 0, f"eta must not be negative, got {self.eta}")
@@ -70,6 +71,3 @@ class FedPer(Method):
 
     def views(self, client: Personal, received: Tensor) -> dict[str, Personal]:
         return {"local": client._replace(theta=client.local)}
-
-    def predict_personal(self, model: Model, client: Personal, x: Tensor, noise: Tensor | None) -> Tensor:
-        return model.outputs(client.theta, x)[None]

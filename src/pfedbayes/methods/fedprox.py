@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from pfedbayes.maths.optim import sgd
-from pfedbayes.methods.base import Method, Shard, State, require
+from pfedbayes.methods.base import About, Method, Shard, State, require
 from pfedbayes.nets import Batch, Model
 
 
@@ -29,9 +29,11 @@ class FedProx(Method):
     prox: float = 0.001
     anchor: Literal["received", "first"] = "received"
 
-    title = "FedProx"
-    reference = "Li et al., MLSys 2020"
-    learns = "one shared model; clients are held near it while they train"
+    about = About(
+        "FedProx",
+        "Li et al., MLSys 2020",
+        "one shared model; clients are held near it while they train",
+    )
 
     def __post_init__(self) -> None:
         require(self.eta >= 0, f"eta must not be negative, got {self.eta}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pfedbayes.maths.optim import sgd
-from pfedbayes.methods.base import Method, Shard, State, require
+from pfedbayes.methods.base import About, Method, Shard, State, require
 from pfedbayes.nets import Batch, Model
 
 
@@ -46,12 +46,13 @@ class FedRep(Method):
     head_steps: int = 1
     body_steps: int = 1
 
-    title = "FedRep"
-    reference = "Collins et al., ICML 2021"
-    learns = "a shared body and a last layer per client, trained in turn"
-    personal = True
-    shared = False
-    adapts = True
+    about = About(
+        "FedRep",
+        "Collins et al., ICML 2021",
+        "a shared body and a last layer per client, trained in turn",
+        personal=True,
+        shared=False,
+    )
 
     def __post_init__(self) -> None:
         require(self.eta >= 0, f"eta must not be negative, got {self.eta}")
@@ -84,6 +85,3 @@ class FedRep(Method):
 
     def views(self, client: Personal, received: Tensor) -> dict[str, Personal]:
         return {"local": client._replace(theta=client.local)}
-
-    def predict_personal(self, model: Model, client: Personal, x: Tensor, noise: Tensor | None) -> Tensor:
-        return model.outputs(client.theta, x)[None]

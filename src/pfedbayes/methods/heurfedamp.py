@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pfedbayes.errors import UserError
 from pfedbayes.maths.optim import sgd
-from pfedbayes.methods.base import Method, Shard, require
+from pfedbayes.methods.base import About, Habits, Method, Shard, require
 from pfedbayes.nets import Batch, Model
 
 
@@ -50,13 +50,15 @@ class HeurFedAMP(Method):
     attention: Literal["cosine", "fedamp"] = "cosine"
     width: float = 25.0
 
-    title = "HeurFedAMP"
-    reference = "Huang et al., AAAI 2021"
-    learns = "a model per client, drawn towards the models most like it"
-    personal = True
-    shared = False
-    averages = False
-    who_trains = "all"
+    about = About(
+        "HeurFedAMP",
+        "Huang et al., AAAI 2021",
+        "a model per client, drawn towards the models most like it",
+        personal=True,
+        shared=False,
+        averages=False,
+    )
+    habits = Habits(trains="all")
 
     def __post_init__(self) -> None:
         require(self.eta >= 0, f"eta must not be negative, got {self.eta}")
@@ -129,6 +131,3 @@ class HeurFedAMP(Method):
     def views(self, client: Client, received: Tensor) -> dict[str, Client]:
         """The cloud model, which the pFedBayes paper seems to report."""
         return {"cloud": Client(received)}
-
-    def predict_personal(self, model: Model, client: Client, x: Tensor, noise: Tensor | None) -> Tensor:
-        return model.outputs(client.theta, x)[None]

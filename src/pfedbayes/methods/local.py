@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pfedbayes.maths.optim import sgd
-from pfedbayes.methods.base import Method, Shard, State, require
+from pfedbayes.methods.base import About, Habits, Method, Shard, State, require
 from pfedbayes.nets import Batch, Model
 
 
@@ -17,13 +17,15 @@ class Local(Method):
 
     eta: float = 0.01
 
-    title = "Local"
-    reference = "a yardstick: no communication"
-    learns = "a model per client from its own data alone"
-    personal = True
-    shared = False
-    averages = False
-    who_trains = "all"  # whoever is silent goes on training
+    about = About(
+        "Local",
+        "a yardstick: no communication",
+        "a model per client from its own data alone",
+        personal=True,
+        shared=False,
+        averages=False,
+    )
+    habits = Habits(trains="all")
 
     def __post_init__(self) -> None:
         require(self.eta >= 0, f"eta must not be negative, got {self.eta}")
@@ -45,6 +47,3 @@ class Local(Method):
 
     def end(self, local: Tensor) -> tuple[Tensor, State]:
         return local, ()
-
-    def predict_personal(self, model: Model, client: Tensor, x: Tensor, noise: Tensor | None) -> Tensor:
-        return model.outputs(client, x)[None]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pfedbayes.maths.optim import sgd
 from pfedbayes.maths.trees import pick
-from pfedbayes.methods.base import Adaptation, Local, Method, State, require
+from pfedbayes.methods.base import About, Adaptation, Local, Method, Needs, State, require
 from pfedbayes.nets import Batch, Model
 
 
@@ -40,12 +40,13 @@ class PerFedAvg(Method):
     delta: float = 1e-3
     adapt_on: Literal["train", "train-full", "pfedme-test"] = "train"
 
-    title = "Per-FedAvg"
-    reference = "Fallah et al., NeurIPS 2020"
-    learns = "a shared start from which one step on own data makes a client's model"
-    personal = True
-    shared = False
-    adapts = True
+    about = About(
+        "Per-FedAvg",
+        "Fallah et al., NeurIPS 2020",
+        "a shared start from which one step on own data makes a client's model",
+        personal=True,
+        shared=False,
+    )
 
     def __post_init__(self) -> None:
         require(self.eta_outer >= 0, f"eta_outer must not be negative, got {self.eta_outer}")
@@ -53,8 +54,8 @@ class PerFedAvg(Method):
         require(self.delta > 0, f"delta must be positive, got {self.delta}")
 
     @property
-    def batches_per_step(self) -> int:
-        return 2 if self.variant == "first-order" else 3
+    def needs(self) -> Needs:
+        return Needs(batches_per_step=2 if self.variant == "first-order" else 3)
 
     def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
         """w <- w - eta_outer (I - alpha H(w; B3)) grad CE(w - alpha grad CE(w; B1); B2)."""
@@ -92,9 +93,6 @@ class PerFedAvg(Method):
 
     def views(self, client: Personal, received: Tensor) -> dict[str, Personal]:
         return {"honest": client._replace(theta=client.honest)} if self.adapt_on == "pfedme-test" else {}
-
-    def predict_personal(self, model: Model, client: Personal, x: Tensor, noise: Tensor | None) -> Tensor:
-        return model.outputs(client.theta, x)[None]
 
 
 def _draw(examples: Batch, count: int, data: Adaptation) -> list[Batch]:

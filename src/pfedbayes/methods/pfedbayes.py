@@ -21,7 +21,7 @@ from pfedbayes.maths.gaussian import (
     sigma,
 )
 from pfedbayes.maths.optim import Adam, adam_init, adam_of, sgd
-from pfedbayes.methods.base import Method, Shard, require, weighted_mean
+from pfedbayes.methods.base import About, Habits, Method, Shard, require, weighted_mean
 from pfedbayes.nets import Batch, Model
 
 
@@ -110,14 +110,15 @@ class PFedBayes(Method):
     eta_data: float = 0.0
     sigma_by_size: float = 0.0
 
-    title = "pFedBayes"
-    reference = "Zhang et al., ICML 2022"
-    learns = "a Gaussian over models per client, and a shared Gaussian that is their prior"
-    personal = True
-    stochastic = True
-    gaussian = True
-    default_init = "normal"
-    who_trains = "all"
+    about = About(
+        "pFedBayes",
+        "Zhang et al., ICML 2022",
+        "a Gaussian over models per client, and a shared Gaussian that is their prior",
+        personal=True,
+        stochastic=True,
+        gaussian=True,
+    )
+    habits = Habits(init="normal", trains="all")
 
     def __post_init__(self) -> None:
         require(self.zeta >= 0, f"zeta must not be negative, got {self.zeta}")
@@ -218,21 +219,6 @@ class PFedBayes(Method):
         w, adam_w = _come_home(local.w)
         return Client(q, adam_q, adam_w), w
 
-    def predict_personal(self, model: Model, client: Client, x: Tensor, noise: Tensor | None) -> Tensor:
-        return self._predict(model, client.q, x, noise)
-
-    def predict_shared(self, model: Model, server: Tensor, x: Tensor, noise: Tensor | None) -> Tensor:
-        return self._predict(model, server, x, noise)
-
-    def _predict(self, model: Model, v: Tensor, x: Tensor, noise: Tensor | None) -> Tensor:
-        """One output per weight draw; the mean network is the network of the means."""
-        if noise is None:
-            return model.outputs(v[0], x)[None]
-        return model.stacked_outputs(sample(mean_field(v), noise * self.noise_std), x)
-
-    def personal_weights(self, client: Client) -> tuple[Tensor, Tensor]:
-        return self.shared_weights(client.q)
-
-    def shared_weights(self, server: Tensor) -> tuple[Tensor, Tensor]:
-        mu, rho = server.unbind(-2)
-        return mu, sigma(rho) * self.noise_std
+    def posterior(self, state: Client | Tensor) -> MeanField:
+        mu, sigma = mean_field(state.q if isinstance(state, Client) else state)
+        return MeanField(mu, sigma * self.noise_std)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pfedbayes.maths.optim import sgd
-from pfedbayes.methods.base import Method, Shard, require, weighted_mean
+from pfedbayes.methods.base import About, Habits, Method, Shard, require, weighted_mean
 from pfedbayes.nets import Batch, Model
 
 
@@ -38,11 +38,13 @@ class PFedMe(Method):
     weight_decay: float = 0.001
     beta: float = 1.0
 
-    title = "pFedMe"
-    reference = "T Dinh et al., NeurIPS 2020"
-    learns = "a model per client, and a shared one that they are held near"
-    personal = True
-    who_trains = "all"
+    about = About(
+        "pFedMe",
+        "T Dinh et al., NeurIPS 2020",
+        "a model per client, and a shared one that they are held near",
+        personal=True,
+    )
+    habits = Habits(trains="all")
 
     def __post_init__(self) -> None:
         require(self.eta_personal >= 0, f"eta_personal must not be negative, got {self.eta_personal}")
@@ -79,6 +81,3 @@ class PFedMe(Method):
 
     def views(self, client: Client, received: Tensor) -> dict[str, Client]:
         return {"local": client._replace(theta=client.w)}
-
-    def predict_personal(self, model: Model, client: Client, x: Tensor, noise: Tensor | None) -> Tensor:
-        return model.outputs(client.theta, x)[None]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pfedbayes.maths.optim import sgd
-from pfedbayes.methods.base import Local, Method, require
+from pfedbayes.methods.base import About, Local, Method, Needs, require
 from pfedbayes.nets import Batch, Model
 
 
@@ -20,13 +20,18 @@ class Pooled(Method):
 
     eta: float = 0.01
 
-    title = "Pooled"
-    reference = "a yardstick: all data in one place"
-    learns = "one shared model from everybody's data"
-    pools = True
+    about = About(
+        "Pooled",
+        "a yardstick: all data in one place",
+        "one shared model from everybody's data",
+    )
 
     def __post_init__(self) -> None:
         require(self.eta >= 0, f"eta must not be negative, got {self.eta}")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(pooled_data=True)
 
     def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
         """theta <- theta - eta grad CE(theta; B)."""

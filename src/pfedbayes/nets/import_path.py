@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pfedbayes.errors import UserError
-from pfedbayes.runs.config import nearest
+from pfedbayes.errors import UserError, nearest
 
 
 def is_import_path(name: str | None) -> bool:

@@ -33,8 +33,8 @@ def write(experiment: Experiment, path: Path, device: str = "auto", data_dir: Pa
 
 def measure(experiment: Experiment, device: str = "auto", data_dir: Path | None = None) -> dict[str, Any]:
     """Answers of the first clients' personal models to one of their test images each, at each of the rounds."""
-    if not experiment.method.stochastic or not experiment.method.personal:
-        raise UserError(f"{experiment.method.title} has no personal models to draw: use method.name=pfedbayes")
+    if not experiment.method.about.stochastic or not experiment.method.about.personal:
+        raise UserError(f"{experiment.method.about.title} has no personal models to draw: use method.name=pfedbayes")
     shards = load_shards(experiment.data, data_dir)
     federation = build_federation(experiment, shards, [experiment.training.seed], device=device)
     clients = range(min(CLIENTS, len(shards.names)))

@@ -255,11 +255,11 @@ def _among_tuned(source: Source) -> Iterator[str]:
             if "pfedbayes" not in close:
                 gap = found[Line("pfedbayes", column[2])].value - found[first].value
                 scored_as = f", {VARIANTS[first.variant]}" if first.variant != DEFAULT else ""
-                gaps.append(f"{_column(*column)} ({gap:+.2f} to {METHODS[first.method].title}{scored_as})")
+                gaps.append(f"{_column(*column)} ({gap:+.2f} to {METHODS[first.method].about.title}{scored_as})")
         if ahead:
             counts = {method: f"{sum(each)} of {len(each)}" for method, each in ahead.items()}
             ours = counts.pop("pfedbayes")
-            others = ", ".join(f"{METHODS[method].title} in {count}" for method, count in counts.items())
+            others = ", ".join(f"{METHODS[method].about.title} in {count}" for method, count in counts.items())
             yield (
                 f"Among the tuned methods, by {title}, pFedBayes is the first, or behind it by no more than the larger "
                 f"of their standard deviations, in {ours} columns"
@@ -291,7 +291,7 @@ def _rarely_scored(source: Source) -> Iterator[str]:
             for estimator, scored in (record[model] or {}).items():
                 if scored["evaluations"] < ROUNDS_SCORED:
                     where = f"{DATASETS.get(record['dataset'], record['dataset'])} {record['size']}"
-                    by = f"{METHODS[record['method']].title}, {ESTIMATORS.get(estimator, estimator)}"
+                    by = f"{METHODS[record['method']].about.title}, {ESTIMATORS.get(estimator, estimator)}"
                     fewer[f"{where}, {by}: {scored['evaluations']}"] = None
     if fewer:
         yield f"Rounds scored from 700 to 800 where not all {ROUNDS_SCORED} were: {'; '.join(sorted(fewer))}."
@@ -299,7 +299,7 @@ def _rarely_scored(source: Source) -> Iterator[str]:
 
 def _in_bfloat16(source: Source) -> Iterator[str]:
     half = {
-        f"{DATASETS.get(record['dataset'], record['dataset'])} {METHODS[record['method']].title}": None
+        f"{DATASETS.get(record['dataset'], record['dataset'])} {METHODS[record['method']].about.title}": None
         for record in source.records["table1"]
         if record.get("precision") == "bf16"
     }

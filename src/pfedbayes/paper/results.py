@@ -152,7 +152,7 @@ def _convergence(source: Source) -> dict[str, Figure]:
             curves = [record["curve"] for record in found if record.get("curve")]
             if curves:
                 model = "personal" if "personal" in curves[0] else "shared"
-                label = f"{METHODS[method].title} ({model})"
+                label = f"{METHODS[method].about.title} ({model})"
                 series.append(_series(label, [curve[model] for curve in curves], k))
         if series:
             title = f"Figure 2, {size} MNIST: accuracy by round"
@@ -164,7 +164,7 @@ def _convergence(source: Source) -> dict[str, Figure]:
 
 def _course(series: list[charts.Series]) -> str:
     """How pFedBayes comes to its end."""
-    own = next((line for line in series if line.label.startswith(METHODS["pfedbayes"].title)), None)
+    own = next((line for line in series if line.label.startswith(METHODS["pfedbayes"].about.title)), None)
     if own is None:
         return ""
     peak = max(range(len(own.y)), key=own.y.__getitem__)

@@ -153,19 +153,19 @@ class Line:
             ESTIMATORS[self.estimator] if self.estimator else "",
             *(VARIANTS.get(word, word) for word in self.variant.split("+") if word != DEFAULT),
         ]
-        return f"{METHODS[self.method].title} ({', '.join(filter(None, notes))})"
+        return f"{METHODS[self.method].about.title} ({', '.join(filter(None, notes))})"
 
 
 def lines_of(methods: Sequence[str], variants: Collection[str] = (), prior: bool = False) -> Iterator[Line]:
     """The rows of a table: models, with estimators where weights are drawn, and those variants of them."""
     for name in methods:
         method = METHODS[name]
-        estimators = tuple(ESTIMATORS) if method.stochastic else (None,)
+        estimators = tuple(ESTIMATORS) if method.about.stochastic else (None,)
         for model in MODELS:
-            if getattr(method, model):
+            if getattr(method.about, model):
                 yield from (Line(name, model, estimator) for estimator in estimators)
                 if prior:
-                    yield Line(name, model, "mc10" if method.stochastic else None, "label-prior")
+                    yield Line(name, model, "mc10" if method.about.stochastic else None, "label-prior")
         if PUBLIC.get(name) in variants:
             yield Line(name, "personal", None, PUBLIC[name])
         if OUTER_RATE in variants and name == "perfedavg":
@@ -285,7 +285,7 @@ def settings_table(source: Source, table: str) -> Table:
             if row[model] is None:
                 cells += [NOTHING] * (4 + len(more))
                 continue
-            ours = over_seeds(as_paper, model, "one" if method.stochastic else "mean", "best_700_800")
+            ours = over_seeds(as_paper, model, "one" if method.about.stochastic else "mean", "best_700_800")
             cells += [
                 f"{row[model]:.2f}",
                 _text(as_paper, ours),
@@ -293,7 +293,7 @@ def settings_table(source: Source, table: str) -> Table:
                 _text(proper, over_seeds(proper, model, None, "mean_700_800")),
                 *(_text(quiet, over_seeds(quiet, model, "one", "best_700_800")) for _ in more),
             ]
-        rows.append((f"{method.title}: {setting_text(row['varied'])}", [*cells, seeds]))
+        rows.append((f"{method.about.title}: {setting_text(row['varied'])}", [*cells, seeds]))
     heads = [
         f"{model}: {what}"
         for model in MODELS
@@ -355,7 +355,7 @@ def tuning_table(source: Source) -> Table:
                 overall = f"{score[setting]:.2f}" if setting in score else NOTHING
                 mark = " (chosen)" if setting == best else ""
                 rounds = records[0]["settings"].get("training.rounds", Training().rounds)
-                head = f"{METHODS[method].title}: {setting}"
+                head = f"{METHODS[method].about.title}: {setting}"
                 rows.append((head, [*cells, overall + mark, str(rounds), _seeds([e for e in by_size if e])]))
         if rows:
             blocks.append((title, rows))
@@ -378,7 +378,7 @@ def _study_table(source: Source, name: str) -> Table:
     for dataset, title in DATASETS.items():
         found: dict[str, list[Record]] = {}
         for record in source.find(name, dataset=dataset, variant=DEFAULT):
-            name_and_setting = filter(None, [METHODS[record["method"]].title, setting_text(record["varied"])])
+            name_and_setting = filter(None, [METHODS[record["method"]].about.title, setting_text(record["varied"])])
             found.setdefault(": ".join(name_and_setting), []).append(record)
         rows = []
         for head, records in found.items():

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pfedbayes.errors import UserError
+from pfedbayes.errors import UserError, nearest
 
 T = TypeVar("T")
-
-
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """A hint at what may have been meant."""
-    names = sorted(valid)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"valid are {', '.join(names)}"
 
 
 def build(cls: type[T], values: Mapping[str, Any], section: str) -> T:

@@ -20,7 +20,7 @@ from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.plan import Plan, choose_device
 from pfedbayes.errors import Diverged, UserError
 from pfedbayes.evaluation.prediction import MODELS, Ways
-from pfedbayes.maths.gaussian import MeanField, kl
+from pfedbayes.maths.gaussian import kl
 from pfedbayes.maths.metrics import (
     BINS,
     adaptive_ece,
@@ -32,6 +32,7 @@ from pfedbayes.maths.metrics import (
     risk_coverage,
 )
 from pfedbayes.maths.trees import leaves
+from pfedbayes.methods.base import weights_posterior
 from pfedbayes.nets import Model
 from pfedbayes.runs.config import to_toml
 from pfedbayes.runs.early_stopping import EarlyStopping
@@ -278,10 +279,10 @@ def _describe(federation: Federation, evaluation: Evaluation, digest: str | None
         "num_params": federation.model.net.num_params,
         "method": {
             "name": method_name(method),
-            "title": method.title,
-            "personal": method.personal,
-            "shared": method.shared,
-            "stochastic": method.stochastic,
+            "title": method.about.title,
+            "personal": method.about.personal,
+            "shared": method.about.shared,
+            "stochastic": method.about.stochastic,
         },
         "task": federation.model.likelihood.task,
     }
@@ -367,13 +368,10 @@ def _particulars(federation: Federation, clients: list[int]) -> dict[str, Any]:
     and how many training examples the rarest of a client's labels has."""
     shards, method = federation.shards, federation.method
     distances = None
-    if method.gaussian and method.personal and method.shared:
-        shared = [MeanField(*method.shared_weights(server)) for server in federation.servers]
+    if method.about.gaussian and method.about.personal and method.about.shared:
+        shared = [weights_posterior(method, server) for server in federation.servers]
         distances = [
-            sum(
-                float(kl(MeanField(*method.personal_weights(federation.personal_state(i, s))), w))
-                for s, w in enumerate(shared)
-            )
+            sum(float(kl(weights_posterior(method, federation.personal_state(i, s)), w)) for s, w in enumerate(shared))
             / len(shared)
             for i in clients
         ]

@@ -16,14 +16,14 @@ from pfedbayes.data import DataConfig, Shards
 from pfedbayes.engine.federation import Federation, Training, plan_for
 from pfedbayes.engine.plan import Dtype, Noise, Over, Plan, Precision
 from pfedbayes.engine.population import Resting
-from pfedbayes.errors import UserError
+from pfedbayes.errors import UserError, nearest
 from pfedbayes.evaluation.prediction import Sampling, Split, estimator_names
 from pfedbayes.maths.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.methods import METHODS, Method
 from pfedbayes.nets import Init, Model, Net, WithNoise, cnn, mlp, vgg
 from pfedbayes.nets.convolutions import Convolutions
 from pfedbayes.nets.import_path import build_module, is_import_path
-from pfedbayes.runs.config import build, nearest, parse_override, read_toml
+from pfedbayes.runs.config import build, parse_override, read_toml
 
 NETS = ("mlp", "vgg", "cnn")
 OF_ALL_NETS = ("name", "init", "sigma_eps")  # settings that also make sense for a module of one's own
@@ -293,16 +293,16 @@ def resolve(sections: Mapping[str, Any], changes: Sequence[Change] = ()) -> Expe
         net = _settle(net, method, image_net, (100,))
     training = dataclasses.replace(
         training,
-        train=training.train or method.who_trains,
-        participants=None if method.everybody else training.participants,
+        train=training.train or method.habits.trains,
+        participants=None if method.needs.all_clients else training.participants,
     )
     return Experiment(data, net, method, training, evaluation, build(Execution, merged["execution"], "execution"))
 
 
 def _settle(net: NetConfig, method: Method, name: str, hidden: tuple[int, ...]) -> NetConfig:
     """The config with this name and these widths where nothing else is wanted, and with an initialisation."""
-    name = method.net or net.name or name
-    inits: dict[str, Init] = {"mlp": method.default_init, "vgg": "kaiming", "cnn": "kaiming"}
+    name = method.needs.net or net.name or name
+    inits: dict[str, Init] = {"mlp": method.habits.init, "vgg": "kaiming", "cnn": "kaiming"}
     return dataclasses.replace(
         net, name=name, hidden=hidden if net.hidden is None else net.hidden, init=net.init or inits.get(name, "torch")
     )
@@ -324,7 +324,7 @@ def build_model(net: NetConfig, shards: Shards, method: Method) -> Model:
     net = fit_net(net, shards, method)
     shape = tuple(shards.x.shape[1:])
     targets = shards.num_classes if shards.num_classes is not None else shards.y.shape[1]
-    outputs = method.outputs or targets
+    outputs = method.needs.outputs or targets
     if net.name is not None and is_import_path(net.name):
         module = build_module(net.name, shape, outputs, net.settings)
     elif net.name == "cnn":
@@ -337,7 +337,7 @@ def build_model(net: NetConfig, shards: Shards, method: Method) -> Model:
                 f"the VGG takes 32 x 32 images, the data have shape {tuple(shards.x.shape[1:])}: use net.name=mlp"
             )
         module = vgg(
-            outputs, in_channels=shards.x.shape[1], head="linear" if method.outputs else net.head, norm=net.norm
+            outputs, in_channels=shards.x.shape[1], head="linear" if method.needs.outputs else net.head, norm=net.norm
         )
     else:
         module = mlp([math.prod(shape), *(net.hidden or ()), outputs], net.activation)
@@ -346,7 +346,7 @@ def build_model(net: NetConfig, shards: Shards, method: Method) -> Model:
         unit = shards.preprocessing.target.deviation if shards.preprocessing else 1.0
         likelihood = Regression(net.sigma_eps and net.sigma_eps / unit, unit)
         module = module if net.sigma_eps is not None else WithNoise(module)
-    return Model(Net(module), likelihood, method.pixels)
+    return Model(Net(module), likelihood, method.habits.pixels)
 
 
 def build_federation(

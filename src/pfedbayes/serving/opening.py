@@ -67,7 +67,7 @@ def newcomer_file(run: Path, name: str) -> Path:
 def _of_run(federation: Federation, kept: Kept, name: str | None, which: Which) -> Client:
     if which not in federation.models():
         other = "leave --shared out" if which == "shared" else "add --shared"
-        raise UserError(f"{federation.method.title} has no {which} model: {other}")
+        raise UserError(f"{federation.method.about.title} has no {which} model: {other}")
     index = kept.names.index(name) if name in kept.names else 0
     weights = weights_of(federation, which, index)
     notes = []

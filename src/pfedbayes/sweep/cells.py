@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pfedbayes.errors import UserError
-from pfedbayes.runs.config import nearest, read_toml
+from pfedbayes.errors import UserError, nearest
+from pfedbayes.runs.config import read_toml
 from pfedbayes.runs.experiment import SECTIONS, Change, Experiment, method_name, resolve
 
 # What a row may vary by a list, from the outermost loop to the innermost, and the setting that it stands for.

@@ -28,10 +28,11 @@ from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.personalisation import personalise
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.prediction import Which
-from pfedbayes.maths.gaussian import MeanField, kl
+from pfedbayes.maths.gaussian import kl
 from pfedbayes.maths.intervals import binomial_upper, pac_bayes_kl, sampled_mean_upper
 from pfedbayes.maths.metrics import log_average
 from pfedbayes.methods import PFedBayes
+from pfedbayes.methods.base import weights_posterior
 from pfedbayes.nets.reparametrisation import dense_layers, num_drawn_weights
 from pfedbayes.runs import execution
 
@@ -208,9 +209,7 @@ def _certificate(
 
 def _divergence(candidate: Federation, prior: Federation, client: int, s: int) -> float:
     """KL(posterior || prior) in nats, in double precision."""
-    q, p = (
-        MeanField(*each.method.shared_weights(each.personal_state(client, s).q.double())) for each in (candidate, prior)
-    )
+    q, p = (weights_posterior(each.method, each.personal_state(client, s).q.double()) for each in (candidate, prior))
     return float(kl(q, p))
 
 

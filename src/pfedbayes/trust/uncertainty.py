@@ -135,7 +135,7 @@ def _ways(
             answers = _warmed(known[i], heat.get(i))
             row = _calibration(answers.log_probs, y)
             for name, others in strange[i].items():
-                row |= _detection(name, answers, _warmed(others, heat.get(i)), federation.method.stochastic)
+                row |= _detection(name, answers, _warmed(others, heat.get(i)), federation.method.about.stochastic)
             if i in sets:
                 row |= _promises(answers.log_probs, y, *sets[i])
             if heat:
@@ -145,7 +145,7 @@ def _ways(
 
 
 def _answers(federation: Federation, which: Which, client: int, x: Tensor, s: int, samples: int) -> Answers:
-    outputs = federation.predict(which, client, x, samples if federation.method.stochastic else None, s).cpu()
+    outputs = federation.predict(which, client, x, samples if federation.method.about.stochastic else None, s).cpu()
     return Answers(log_average(outputs), doubt(outputs).epistemic)
 
 

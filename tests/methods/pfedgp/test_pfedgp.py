@@ -28,8 +28,8 @@ from federations import (
 )
 from pfedbayes.engine.backend.local_training import client_round
 from pfedbayes.maths.likelihoods import Classification
-from pfedbayes.methods import pfedgp
 from pfedbayes.methods.base import Adaptation
+from pfedbayes.methods.pfedgp import method as pfedgp
 from pfedbayes.methods.pfedgp import polya_gamma as polyagamma
 from pfedbayes.methods.pfedgp.method import FLOOR, Personal, PFedGP, members, tree, two_means
 from pfedbayes.methods.pfedgp.polya_gamma import draw, gibbs, rbf
@@ -72,7 +72,7 @@ def adapt(method, phi, data):
 def predict(method, z, y, new, num_classes, seed=1):
     """Probabilities (m, C) at features `new` of the personal model made from features z, the network being identity."""
     state = adapt(method, AS_GIVEN, adaptation(z, y, num_classes, seed))
-    return method.predict_personal(IDENTITY, state, new, None)[0].exp()
+    return method.predict(IDENTITY, state, new, None)[0].exp()
 
 
 class TestTree:
@@ -399,13 +399,13 @@ class TestPrediction:
         kept = copy((data.train, phi))
         state = adapt(self.method, phi, data)
         kept_state = copy(state)
-        self.method.predict_personal(IDENTITY, state, self.new, None)
+        self.method.predict(IDENTITY, state, self.new, None)
         assert same_bits((data.train, phi, state), (*kept, kept_state))
 
     def test_rows_are_predicted_one_by_one_as_together(self):
         state = adapt(self.method, AS_GIVEN, adaptation(self.z, self.y, 4))
-        together = self.method.predict_personal(IDENTITY, state, self.new, None)
-        alone = [self.method.predict_personal(IDENTITY, state, row[None], None) for row in self.new]
+        together = self.method.predict(IDENTITY, state, self.new, None)
+        alone = [self.method.predict(IDENTITY, state, row[None], None) for row in self.new]
         assert_close(together, torch.cat(alone, dim=1), rtol=1e-9, atol=1e-9)
 
     def test_the_reference_link_leans_to_the_right(self):
@@ -440,7 +440,7 @@ def test_4500_examples_need_no_more_than_one_and_a_half_gigabytes():
         local = method.step(model, local, (batch,), torch.zeros(2))
         trained = used()
         state = method.adapt(model, (), local.phi, method.prepare(Adaptation(batch, n, 5, 1, None)))
-        assert method.predict_personal(model, state, batch.x[:m], None).isfinite().all()
+        assert method.predict(model, state, batch.x[:m], None).isfinite().all()
         print(trained - before, used() - before)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
@@ -472,5 +472,5 @@ def test_values_without_sense_are_refused(field, value):
 
 
 def test_the_network_gives_features():
-    assert PFedGP().outputs == 84
+    assert PFedGP().needs.outputs == 84
     assert math.prod(PFedGP().noise_shape(100)) == 2

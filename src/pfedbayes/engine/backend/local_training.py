@@ -48,7 +48,7 @@ def client_round(
     """
     local = over(method.begin)(client, received, shard)
     step = compiled(over(partial(method.step, model)))
-    for inputs in islice(steps, method.most_steps):
+    for inputs in islice(steps, method.needs.max_steps):
         local = step(local, *inputs)
     new_client, upload = over(method.end)(local)
     return new_client, upload

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from pfedbayes.maths.random import Purpose, key
 from pfedbayes.maths.trees import alike, stack, tree_map
-from pfedbayes.methods.base import Adaptation, Method, Shard, State, require, together, weighted_mean
+from pfedbayes.methods.base import About, Adaptation, Method, Needs, Shard, State, require, together, weighted_mean
 from pfedbayes.methods.pfedgp.polya_gamma import Draws, Link, at_once, draw, gibbs, moments, rbf, side_probabilities
 from pfedbayes.nets import Batch, Model
 
@@ -111,16 +111,13 @@ class PFedGP(Method):
     target_share: float = 0.5
     link: Link = "mean"
 
-    title = "pFedGP"
-    reference = "Achituve et al., NeurIPS 2021"
-    learns = "a shared feature extractor; every client classifies by Gaussian processes on its own data"
-    personal = True
-    shared = False
-    adapts = True
-    traceable = False
-    bears_rounding = False  # it would change the kernel by more than its jitter
-    full_batch = True
-    classifies = True
+    about = About(
+        "pFedGP",
+        "Achituve et al., NeurIPS 2021",
+        "a shared feature extractor; every client classifies by Gaussian processes on its own data",
+        personal=True,
+        shared=False,
+    )
 
     def __post_init__(self) -> None:
         require(self.eta >= 0, f"eta must not be negative, got {self.eta}")
@@ -133,6 +130,17 @@ class PFedGP(Method):
             require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
         require(0 < self.target_share < 1, f"target_share must be between 0 and 1, got {self.target_share}")
 
+    @property
+    def needs(self) -> Needs:
+        return Needs(
+            full_batch=True,
+            labels=True,
+            eager=True,
+            full_precision=True,
+            max_steps=self.inner_steps,
+            outputs=self.features,
+        )
+
     def aggregate(self, server: Tensor, uploads: Tensor, sizes: Tensor, clients: Tensor) -> Tensor:
         """The plain mean of the copies of phi, each with weight 1/S."""
         return weighted_mean(uploads, torch.ones_like(sizes))
@@ -140,14 +148,6 @@ class PFedGP(Method):
     def begin(self, client: State, received: Tensor, shard: Shard) -> Local:
         no_splits = torch.zeros((0, 2, len(shard.labels)), dtype=torch.bool, device=received.device)
         return Local(received, torch.zeros_like(received), _padded(no_splits))
-
-    @property
-    def most_steps(self) -> int:
-        return self.inner_steps
-
-    @property
-    def outputs(self) -> int:
-        return self.features
 
     def noise_shape(self, num_params: int) -> tuple[int, ...]:
         """Two numbers whose digits are the seed of the step."""
@@ -258,13 +258,16 @@ class PFedGP(Method):
         return splits.to(z.device), omega
 
     @torch.no_grad()
-    def predict_personal(self, model: Model, client: Personal, x: Tensor, noise: Tensor | None) -> Tensor:
+    def posterior(self, state: State) -> None:
+        """A client's classifiers are more than the weights of the network."""
+
+    def predict(self, model: Model, state: Personal, x: Tensor, noise: Tensor | None) -> Tensor:
         """Log-probabilities (1, n, C): a label's is the product of the probabilities along its path in the tree."""
-        z = self.normalised(model, client.phi, x)
-        (sides,) = together(self._all_sides, z, client.z, client.y, client.splits, client.omega)
-        path = client.splits.flatten(0, 1).to(z.dtype)
+        z = self.normalised(model, state.phi, x)
+        (sides,) = together(self._all_sides, z, state.z, state.y, state.splits, state.omega)
+        path = state.splits.flatten(0, 1).to(z.dtype)
         log_probs = sides.clamp_min(FLOOR).log().flatten(0, 1).mT @ path
-        return torch.where(client.has, log_probs, math.log(FLOOR))[None]
+        return torch.where(state.has, log_probs, math.log(FLOOR))[None]
 
     def _all_sides(self, new: Tensor, z: Tensor, y: Tensor, splits: Tensor, omega: Tensor) -> tuple[Tensor]:
         """Of stacked clients with new examples (clients, m, F): the probabilities (clients, nodes, 2, m) to go left and

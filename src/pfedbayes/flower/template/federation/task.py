@@ -24,4 +24,4 @@ def make_model(method: Method) -> Model:
 
     For numbers instead of labels: Model(Net(WithNoise(module)), Regression()).
     """
-    return Model(Net(mlp([784, 100, method.outputs or 10])), Classification(), method.pixels)
+    return Model(Net(mlp([784, 100, method.needs.outputs or 10])), Classification(), method.habits.pixels)
