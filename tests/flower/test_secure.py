@@ -10,8 +10,8 @@ from federations import difference
 from pfedbayes import UserError, runs
 from pfedbayes.flower.secure import shares
 from pfedbayes.flower.settings import from_run_config
+from pfedbayes.maths.stacked import weighted_mean
 from pfedbayes.methods import METHODS
-from pfedbayes.methods.base import weighted_mean
 from pfedbayes.methods.pfedbayes import PFedBayes
 
 PRECISION = 1e-5  # four steps of a two-millionth, in each of three rounds, relative to weights of about 1

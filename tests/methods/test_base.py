@@ -1,46 +1,12 @@
-import torch
+import inspect
+
+import pytest
 
 from federations import randn
 from pfedbayes.engine.backend.local_training import client_round
-from pfedbayes.methods import FedAvg
-from pfedbayes.methods.base import Needs, together
-
-
-class SumsOfPositives:
-    """A function of stacked clients that vmap could not map: sizes follow from values."""
-
-    def __init__(self):
-        self.calls = 0
-
-    def __call__(self, values, weights):
-        self.calls += 1
-        picked = [(own[own > 0] * weight).sum() for own, weight in zip(values, weights, strict=True)]
-        return torch.stack(picked), (values > 0).sum(1)
-
-
-class TestTogether:
-    values, weights = randn(4, 6), randn(4, seed=1)
-
-    def test_inside_vmap_it_is_called_once_for_all_clients(self):
-        function = SumsOfPositives()
-        mapped = torch.func.vmap(lambda *given: together(function, *given))(self.values, self.weights)
-        assert function.calls == 1
-        for one, expected in zip(mapped, function(self.values, self.weights), strict=True):
-            assert one.equal(expected)
-
-    def test_one_client_is_a_stack_of_one(self):
-        sums, counts = SumsOfPositives()(self.values, self.weights)
-        for k in range(4):
-            total, count = together(SumsOfPositives(), self.values[k], self.weights[k])
-            assert total.equal(sums[k])
-            assert count.equal(counts[k])
-
-    def test_what_clients_share_and_axes_elsewhere_are_stacked_too(self):
-        function = SumsOfPositives()
-        mapped, _ = torch.func.vmap(lambda *given: together(function, *given), in_dims=(1, None))(
-            self.values.T, self.weights[0]
-        )
-        assert mapped.equal(function(self.values, self.weights[:1].expand(4))[0])
+from pfedbayes.errors import UserError
+from pfedbayes.methods import METHODS, BNFed, FedAvg, FedPer
+from pfedbayes.methods.base import Method, Needs, weights_posterior
 
 
 def test_no_more_steps_are_asked_for_than_the_method_takes():
@@ -53,3 +19,29 @@ def test_no_more_steps_are_asked_for_than_the_method_takes():
     steps = iter([(batches, randn(0)) for batches in [()] * 5])
     client_round(Two(), None, (), randn(3), None, steps)
     assert len(list(steps)) == 3
+
+
+def test_an_author_meets_at_most_18_names():
+    names = {name for name in (*vars(Method), *inspect.get_annotations(Method)) if not name.startswith("_")}
+    assert len(names) <= 18
+
+
+def test_a_method_adapts_if_it_overrides_adapt():
+    assert not FedAvg().adapts
+    assert FedPer().adapts
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_field_and_every_class_is_documented(name):
+    method = METHODS[name]
+    source = inspect.getsource(method)
+    assert not method.__doc__.startswith(f"{method.__name__}(")  # what dataclasses write if there is none
+    for field in inspect.get_annotations(method):
+        assert f"\n    {field}: " in source
+        _, _, after = source.partition(f"\n    {field}: ")
+        assert after.splitlines()[1].lstrip().startswith('"""'), f"{name}.{field} has no docstring"
+
+
+def test_a_model_that_is_more_than_its_weights_has_no_posterior():
+    with pytest.raises(UserError, match="BNFed has no distribution over weights: use"):
+        weights_posterior(BNFed(), None)

@@ -26,7 +26,7 @@ from federations import (
 from pfedbayes.errors import UserError
 from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.methods import FedAvg
-from pfedbayes.methods.bnfed import BNFed, Local, Units, posterior
+from pfedbayes.methods.bnfed import BNFed, ModelAndLabels, Units, posterior
 from pfedbayes.nets import mlp
 
 ROUNDING = 1e-12
@@ -92,7 +92,7 @@ def merge(method, thetas, sizes=ONE, labels=None, server=None):
     """The server after a round in which the clients sent these networks."""
     server = server or method.init(thetas[0], len(thetas), shapes_of(sizes))
     labels = some_labels(len(thetas)) if labels is None else labels
-    return method.aggregate(server, Local(thetas, labels), torch.ones(len(thetas)), torch.arange(len(thetas)))
+    return method.aggregate(server, ModelAndLabels(thetas, labels), torch.ones(len(thetas)), torch.arange(len(thetas)))
 
 
 def widths(server):
@@ -519,7 +519,7 @@ class TestFederation:
     def test_uploads_may_arrive_in_any_order(self):
         thetas, labels, order = random_thetas(4, ONE), some_labels(4), torch.tensor([2, 0, 3, 1])
         start = BNFed().init(thetas[0], 4, shapes_of(ONE))
-        shuffled = BNFed().aggregate(start, Local(thetas[order], labels[order]), torch.ones(4), order)
+        shuffled = BNFed().aggregate(start, ModelAndLabels(thetas[order], labels[order]), torch.ones(4), order)
         assert same_bits(shuffled, merge(BNFed(), thetas, labels=labels, server=start))
 
     @pytest.mark.parametrize("fields", [{}, {"gamma": 30.0}], ids=str)

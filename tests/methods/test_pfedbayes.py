@@ -27,7 +27,7 @@ from federations import (
 from pfedbayes.data import Shards
 from pfedbayes.engine.backend.local_training import client_round
 from pfedbayes.engine.federation import Training
-from pfedbayes.maths.gaussian import barycentre, gaussian, grad_in_rho, mean_field, rho_of, sample, sigma
+from pfedbayes.maths.gaussian import MeanField, barycentre, gaussian, grad_in_rho, mean_field, rho_of, sample, sigma
 from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.maths.metrics import log_average, nll
 from pfedbayes.maths.optim import adam_init
@@ -57,7 +57,7 @@ def run(method, inputs, model=None):
 
 
 class TestObjective:
-    """personal_grad against autograd of the literal Eq. (27)."""
+    """omega and grad_omega against the literal Eq. (27)."""
 
     model = make_model()
     q, prior = random_v(31, seed=1), random_v(31, seed=3)
@@ -73,15 +73,16 @@ class TestObjective:
 
     def gradient(self, method, batch, g):
         own = mean_field(self.q)
-        grad = method.personal_grad(self.model, own, mean_field(self.prior), batch, self.n, g)
+        grad = method.grad_omega(self.model, own, mean_field(self.prior), batch, self.n, g)
         return torch.stack([grad.mu, grad_in_rho(grad.sigma, self.q[1])])
 
-    def literal_gradient(self, rows, g, zeta):
+    def literal(self, rows, g, zeta):
+        """The value and its gradient in v."""
         v = self.q.clone().requires_grad_()
         outputs = [self.model.net(v[0] + softplus(v[1]) * g_k, self.x[rows]) for g_k in g]
         log_p = sum(output.log_softmax(-1)[range(len(rows)), self.y[rows]].sum() for output in outputs)
         omega = -(12 / len(rows)) * log_p / len(g) + zeta * kl_divergence(as_normal(v), as_normal(self.prior)).sum()
-        return torch.autograd.grad(omega, v)[0]
+        return omega.detach(), torch.autograd.grad(omega, v)[0]
 
     @pytest.mark.parametrize("samples", [1, 3])
     @pytest.mark.parametrize("zeta", [0.0, 1.0, 10.0])
@@ -89,7 +90,23 @@ class TestObjective:
     def test_gradient_is_that_of_the_equation(self, samples, zeta, width):
         method, rows, g = PFedBayes(zeta=zeta, samples=samples), [1, 4, 7, 8, 11], randn(samples, 31, seed=6)
         ours = self.gradient(method, self.batch(rows, width), g)
-        assert_close(ours, self.literal_gradient(rows, g, zeta), rtol=1e-10, atol=1e-10)
+        assert_close(ours, self.literal(rows, g, zeta)[1], rtol=1e-10, atol=1e-10)
+
+    @pytest.mark.parametrize("samples", [1, 3])
+    @pytest.mark.parametrize("zeta", [0.0, 10.0])
+    def test_value_is_that_of_the_equation(self, samples, zeta):
+        method, rows, g = PFedBayes(zeta=zeta, samples=samples), [1, 4, 7, 8, 11], randn(samples, 31, seed=6)
+        value = method.omega(self.model, mean_field(self.q), mean_field(self.prior), self.batch(rows, 8), self.n, g)
+        assert_close(value, self.literal(rows, g, zeta)[0], rtol=1e-12, atol=0)
+
+    @pytest.mark.parametrize("scale", ["data", "batch"])
+    def test_gradient_is_that_of_the_value(self, scale):
+        method, batch, g = PFedBayes(zeta=3.0, samples=2, scale=scale), self.batch(range(5), 8), randn(2, 31, seed=6)
+        prior = mean_field(self.prior)
+        q = MeanField(*(part.clone().requires_grad_() for part in mean_field(self.q)))
+        expected = torch.autograd.grad(method.omega(self.model, q, prior, batch, self.n, g), q)
+        ours = method.grad_omega(self.model, mean_field(self.q), prior, batch, self.n, g)
+        assert_close(tuple(ours), expected, rtol=1e-10, atol=1e-10)
 
     def test_mean_over_equal_batches_is_the_full_objective(self):
         method, g = PFedBayes(zeta=3.0, samples=2), randn(2, 31, seed=6)
@@ -467,6 +484,34 @@ class TestBayesianLinearRegression:
 def test_values_without_sense_are_refused(field, value):
     with pytest.raises(ValueError, match=field):
         PFedBayes(**{field: value})
+
+
+def test_algorithm_1_with_other_hyper_parameters_has_no_extensions():
+    assert PFedBayes().extensions == ()
+    tuned = PFedBayes(zeta=1.0, rho0=-4.0, eta_personal=0.01, eta_global=0.02, samples=5, beta=0.5)
+    assert tuned.extensions == ()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("server", "barycentre"),
+        ("noise_std", 0.5),
+        ("personal_steps", 2),
+        ("reset_personal", True),
+        ("prior", "fixed"),
+        ("optimizer", "sgd"),
+        ("scale", "batch"),
+        ("eta_data", 0.01),
+        ("sigma_by_size", 1.0),
+    ],
+)
+def test_every_change_of_the_algorithm_is_an_extension(field, value):
+    assert PFedBayes(zeta=1.0, **{field: value}).extensions == (field,)
+
+
+def test_extensions_are_named_in_the_order_of_the_fields():
+    assert PFedBayes(eta_data=0.1, scale="batch").extensions == ("scale", "eta_data")
 
 
 def test_noise_reaches_the_objective_through_eq_26():

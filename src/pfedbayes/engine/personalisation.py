@@ -13,8 +13,8 @@ from pfedbayes.data import Shards
 from pfedbayes.engine.federation import Federation, Training
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.prediction import Which
+from pfedbayes.maths.stacked import broadcast
 from pfedbayes.methods import PFedBayes
-from pfedbayes.methods.base import broadcast
 
 
 @dataclass(frozen=True)

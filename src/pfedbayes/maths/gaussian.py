@@ -1,11 +1,11 @@
 """Mean-field Gaussians over models: v = (mu, rho), a tensor (..., 2, T) with sigma = softplus(rho).
 
-What a formula has made itself it changes in place: a fresh tensor for so many weights costs more than the arithmetic.
+The formulas reuse the memory of their own intermediate results: allocating T numbers costs more than the arithmetic.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -13,64 +13,76 @@ from torch.nn.functional import softplus
 
 
 def sigma(rho: Tensor) -> Tensor:
-    """Standard deviation sigma = log(1 + exp(rho)), Section 4 of the paper."""
+    """Return the standard deviation sigma = log(1 + exp(rho)), Section 4 of the paper."""
     return softplus(rho)
 
 
 def rho_of(sigma: Tensor) -> Tensor:
-    """Inverse of `sigma`: rho = log(exp(sigma) - 1), written so that neither end overflows."""
+    """Return rho = log(exp(sigma) - 1), the inverse of `sigma`, in a form that overflows at neither end."""
     return sigma + torch.log(-torch.expm1(-sigma))
 
 
 def gaussian(mu: Tensor, rho0: float) -> Tensor:
-    """Eqs. (6), (7): independent Gaussians with means mu (T,) and, to begin with, one rho for all: v (2, T)."""
+    """Return v (2, T) with means mu (T,) and the same rho0 for all weights: independent Gaussians, Eqs. (6), (7)."""
     return torch.stack([mu, torch.full_like(mu, rho0)])
 
 
+class Moments(Protocol):
+    """Anything with the means and standard deviations (..., T) of a Gaussian."""
+
+    @property
+    def mu(self) -> Tensor: ...
+    @property
+    def sigma(self) -> Tensor: ...
+
+
 class MeanField(NamedTuple):
-    """A Gaussian by the means and standard deviations of its weights, each (..., T); or a gradient in both."""
+    """The means and standard deviations of a Gaussian, each (..., T), or a gradient in both."""
 
     mu: Tensor
     sigma: Tensor
 
 
 def mean_field(v: Tensor) -> MeanField:
-    """Means and standard deviations of v."""
+    """Return the means and standard deviations of v."""
     mu, rho = v.unbind(-2)
     return MeanField(mu, sigma(rho))
 
 
 def grad_in_rho(grad_sigma: Tensor, rho: Tensor) -> Tensor:
-    """The gradient in rho from the one in sigma: d sigma / d rho = 1 / (1 + exp(-rho))."""
+    """Return the gradient in rho, given the gradient in sigma: d sigma / d rho = 1 / (1 + exp(-rho))."""
     return torch.sigmoid(rho).mul_(grad_sigma)
 
 
-def sample(q: MeanField, g: Tensor) -> Tensor:
-    """Eq. (26): theta = h(v, g) = mu + sigma * g, with g standard normal of shape (..., T)."""
+def sample(q: Moments, g: Tensor) -> Tensor:
+    """Return theta = h(v, g) = mu + sigma * g, Eq. (26), with standard normal g (..., T)."""
     return torch.addcmul(q.mu, q.sigma, g)
 
 
-def kl(q: MeanField, w: MeanField) -> Tensor:
-    """Eq. (8): KL(q || w), summed over the T parameters."""
+def kl(q: Moments, w: Moments) -> Tensor:
+    """Return KL(q || w), Eq. (8), summed over the T weights."""
     per_parameter = (
         2 * torch.log(w.sigma / q.sigma) + (q.sigma.square() + (q.mu - w.mu).square()) / w.sigma.square() - 1
     )
     return 0.5 * per_parameter.sum(-1)
 
 
-def kl_grad_q(q: MeanField, w: MeanField, zeta: float = 1.0) -> MeanField:
-    """Gradient of zeta KL(q || w), Eq. (8), in the means and standard deviations of q.
+def kl_grad_q(q: Moments, w: Moments, zeta: float = 1.0) -> MeanField:
+    """Return the gradient of zeta KL(q || w), Eq. (8), in the means and standard deviations of q.
 
-    The factored form is exactly zero at q = w. It has to be: where the likelihood has no gradient (a dead unit),
-    Adam would turn a rounding error of 1e-16 into a full step.
+    The factored form is exactly zero at q = w. This matters where the likelihood has no gradient (a dead unit): Adam
+    would turn a rounding error of 1e-16 into a full step.
     """
     precision = w.sigma.pow(-2).mul_(zeta)
     spread = (q.sigma - w.sigma).mul_(q.sigma + w.sigma)
     return MeanField((q.mu - w.mu).mul_(precision), spread.div_(q.sigma).mul_(precision))
 
 
-def kl_grad_w(q: MeanField, w: MeanField) -> MeanField:
-    """Gradient of KL(q || w), Eq. (8), in the means and standard deviations of w, factored as in `kl_grad_q`."""
+def kl_grad_w(q: Moments, w: Moments) -> MeanField:
+    """Return the gradient of KL(q || w), Eq. (8), in the means and standard deviations of w.
+
+    Factored as in `kl_grad_q`.
+    """
     inverse = w.sigma.reciprocal()
     difference, excess = (w.mu - q.mu).mul_(inverse), (w.sigma - q.sigma).mul_(inverse)
     spread = torch.addcmul((2 - excess).mul_(excess), difference, difference, value=-1)
@@ -78,9 +90,9 @@ def kl_grad_w(q: MeanField, w: MeanField) -> MeanField:
 
 
 def barycentre(v: Tensor, weights: Tensor) -> Tensor:
-    """Lemma A.2: the Gaussian w (2, T) that minimises sum_i weights_i KL(v_i || w) for v (N, 2, T).
+    """Return the Gaussian w (2, T) that minimises sum_i weights_i KL(v_i || w), Lemma A.2, for v (N, 2, T).
 
-    Its mean is the mean of the means; its variance is the mean variance plus the spread of the means.
+    Its mean is the mean of the means. Its variance is the mean variance plus the variance of the means.
     """
     mu, rho = v.unbind(-2)
     share = (weights / weights.sum())[:, None]

@@ -1,57 +1,82 @@
-"""What a federated method is: hyper-parameters and pure functions written for one client.
+"""What a federated method is: hyper-parameters, and pure functions written for one client.
 
-The defaults are FedAvg's plumbing: the server state is one tensor w, every client receives it, clients remember
-nothing, and the server takes the mean of what is uploaded, weighted by the number of examples.
+A method is a frozen dataclass. Its fields are its hyper-parameters; constraints on them stand in their types
+(`pfedbayes.constraints`) and are checked when the method is made. An author meets these names:
 
-State is tensors in NamedTuples. Inside a client function tensors have no client axis; the engine adds it.
+- Description: `about` (what it is), `needs` (what it requires of data, network and engine), `habits` (what its paper
+  does where a config says nothing).
+- Server: `init`, `download`, `aggregate`, `leave`.
+- Client, in the order in which a round calls them: `enrol`, `begin`, `noise_shape`, `step`, `end`.
+- Prediction: `prepare`, `adapt`, `views`, `posterior`, `predict`.
+
+The defaults are FedAvg's: the server's state is one tensor w, every client receives it, clients remember nothing, and
+the server averages the uploads with weights proportional to the clients' numbers of examples.
+
+A state is a tensor, or a NamedTuple of states. Inside a client function tensors have no client axis; the engine adds it
+with `torch.func.vmap`. Client functions therefore must not branch on values, and shapes are fixed.
+
+Where to find what is not an argument:
+
+- Features phi(x) below the last layer: `model.net.features(theta, x)`; the size of that layer: `model.net.head_size`.
+- The round number: count rounds in the client's state.
+- A mask of the last layer outside `step` and `adapt`, which receive the model: build it in `init` from `shapes`.
+- Noise that is not standard normal of shape (..., T): transform or slice the normal numbers of `noise_shape`.
+- Several initial networks: derive them in `init` from theta with a generator of a fixed seed.
+- A client state that must match the server's, as in PVI or SCAFFOLD: set `needs.tied`.
+- The end of a client's membership: `leave` removes its contribution from the server's state.
+- The weights of a deterministic model: `posterior`, with sigma 0. Post-hoc methods use it.
+- A server state of several tensors, or one that is not an average: set `about.averages` to False, which refuses a
+  server optimizer.
+- A pass over all of a client's data at the end of a round (Fisher information, control variates): use the last of the R
+  steps. A verb `finish(model, local, prepared)` would run once, between the last `step` and `end`, with `prepare`'s
+  tree; it waits for the first method that needs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pfedbayes.constraints import check
 from pfedbayes.errors import UserError
 from pfedbayes.maths.gaussian import MeanField, sample
-from pfedbayes.maths.trees import Tree, pick, stack, tree_map
+from pfedbayes.maths.stacked import broadcast, weighted_mean
+from pfedbayes.maths.trees import Tree
 from pfedbayes.nets import Batch, Init, Model, Pixels
 
-State = Tree  # each method names its own
+State = Tree  # each method has its own
 
 
 class Shard(NamedTuple):
-    """What a method may know of a client's training data besides its batches.
-
-    size: the number n of examples; labels (C,): how many of them each class has (none in regression).
-    """
+    """What a method knows about a client's training set besides its batches."""
 
     size: Tensor
+    """Number n of examples."""
     labels: Tensor
+    """Number of examples of each class (C,); empty in regression."""
 
 
-class Local(NamedTuple):
-    """A round under way where one model is trained."""
+class LocalModel(NamedTuple):
+    """The state of a round in which one model is trained."""
 
     theta: Tensor
 
 
 class Adaptation(NamedTuple):
-    """What a personal model may be made from when it is asked to predict.
-
-    train: the client's whole training set; batch_size b; num_classes (None in regression); seed for whatever has to
-    be drawn. test: the data to be predicted where their targets are known, which only an option that reproduces a
-    leaky evaluation looks at.
-    """
+    """What `prepare` may use to make a personal model at prediction time."""
 
     train: Batch
+    """The client's whole training set."""
     batch_size: int
     num_classes: int | None
+    """None in regression."""
     seed: int
+    """Seed for random draws."""
     test: Batch | None
+    """The data to be predicted, if their targets are known. Only options that reproduce a leaky evaluation use it."""
 
 
 class About(NamedTuple):
@@ -60,6 +85,7 @@ class About(NamedTuple):
     title: str
     reference: str
     learns: str
+    """Completes the sentence "The method learns …"."""
     personal: bool = False
     """There is a model for each client."""
     shared: bool = True
@@ -67,121 +93,129 @@ class About(NamedTuple):
     stochastic: bool = False
     """Predictions average over draws of the weights."""
     gaussian: bool = False
-    """Weights are independent Gaussians; what the server averages are their means and rhos (2, T)."""
+    """Weights are independent Gaussians; the server averages their means and rhos (2, T)."""
     averages: bool = True
     """The server's state is one tensor, an average of the uploads."""
 
 
 class Needs(NamedTuple):
-    """What a method asks of the data, the network and the engine."""
+    """What a method requires of the data, the network and the engine."""
 
     full_batch: bool = False
     """A batch is the client's whole training set."""
     labels: bool = False
-    """It classifies; there is no regression."""
+    """Classification only."""
     all_clients: bool = False
     """Every client takes part in every round."""
     pooled_data: bool = False
     """One model is trained on the data of all clients in one place."""
     tied: bool = False
-    """A client's state changes only if the server takes its upload: only those chosen may train."""
+    """A client's state changes only if the server uses its upload, so only chosen clients may train."""
     loop: bool = False
-    """Its functions cannot be mapped by vmap: clients train one after another."""
+    """vmap cannot map its functions: clients train one after another."""
     eager: bool = False
-    """Its steps are not the same tensor operations each time, so they can be neither compiled nor replayed."""
+    """Its steps differ in their tensor operations, so they can be neither compiled nor replayed."""
     full_precision: bool = False
-    """Matrix products may not be rounded to TF32."""
+    """Matrix products must not be rounded to TF32."""
     net: Literal["mlp"] | None = None
     """The only kind of network that it can train."""
     outputs: int | None = None
-    """Outputs of the network, if not those of the likelihood."""
+    """Number of network outputs, if the likelihood does not determine it."""
     batches_per_step: int = 1
     max_steps: int | None = None
     """It takes at most this many of the R local steps."""
 
 
 class Habits(NamedTuple):
-    """What the method's own paper does where a config says nothing."""
+    """What the method's paper does where a config says nothing."""
 
     init: Init = "torch"
+    """Initialisation of the network."""
     pixels: Pixels = "signed"
+    """Scale of image inputs."""
     trains: Literal["all", "chosen"] = "chosen"
-    """Which clients train in a round: all of them, or those whose uploads are averaged."""
+    """Which clients train in a round: all of them, or only those whose uploads are averaged."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """One federated method; fields are its hyper-parameters, with the paper's values as defaults."""
+    """A federated method. Its fields are hyper-parameters, with the paper's values as defaults."""
 
     about: ClassVar[About]
     habits: ClassVar[Habits] = Habits()
 
+    def __post_init__(self) -> None:
+        check(self)
+
     @property
     def needs(self) -> Needs:
-        """What the method asks of the data, the network and the engine."""
+        """What the method requires of the data, the network and the engine; may depend on hyper-parameters."""
         return Needs()
 
     @property
     def adapts(self) -> bool:
-        """Whether personal models are made at prediction time."""
+        """Whether personal models are made at prediction time; follows from overriding `adapt`."""
         return type(self).adapt is not Method.adapt
 
     # Server
 
     def init(self, theta: Tensor, num_clients: int, shapes: tuple[torch.Size, ...]) -> State:
-        """Server state from the first parameters theta (T,), a concatenation of tensors of these shapes."""
+        """Return the first server state from initial parameters theta (T,), which concatenate tensors of `shapes`."""
         return theta
 
     def download(self, server: State, clients: Tensor) -> State:
-        """What each of the clients (n,) receives, stacked along a new first axis."""
+        """Return what each of the clients (n,) receives, stacked along a new first axis."""
         return broadcast(server, len(clients))
 
     def aggregate(self, server: State, uploads: State, sizes: Tensor, clients: Tensor) -> State:
-        """The next server state from stacked uploads (n, ...) of the clients (n,) with `sizes` (n,) examples each."""
+        """Return the next server state from the uploads (n, ...) of the clients (n,) with `sizes` (n,) examples."""
         return weighted_mean(uploads, sizes)
 
-    # One client
+    def leave(self, server: State, client: int) -> State:
+        """Return the server state without a client's contribution. Default: the state, which forgets nothing."""
+        return server
+
+    # Client
 
     def enrol(self, received: State) -> State:
-        """The state of a client that takes part for the first time. Default: clients remember nothing."""
+        """Return the state of a client that takes part for the first time. Default: clients remember nothing."""
         return ()
 
     def begin(self, client: State, received: State, shard: Shard) -> State:
-        """Local state at the start of a round. Default: the received model."""
-        return Local(received)
+        """Return the local state at the start of a round. Default: the received model."""
+        return LocalModel(received)
 
     def noise_shape(self, num_params: int) -> tuple[int, ...]:
-        """Shape of the standard normal noise of one step; an empty tuple for none."""
+        """Return the shape of the standard normal noise of one step. Default: no noise."""
         return ()
 
     def step(self, model: Model, local: State, batches: tuple[Batch, ...], noise: Tensor) -> State:
-        """One of the R local steps. It may use the memory of `local`, if `begin` has copied what is in it."""
+        """Take one of the R local steps. It may overwrite the memory of `local` if `begin` has made copies."""
         raise NotImplementedError
 
     def end(self, local: State) -> tuple[State, State]:
-        """The client's new state and its upload. Default: nothing is kept, and the trained model is sent."""
+        """Return the client's new state and its upload. Default: keep nothing and upload the trained model."""
         return (), local.theta
 
     # Prediction
 
     def prepare(self, data: Adaptation) -> State:
-        """What `adapt` needs of a client's data, a tree of tensors if the method is `batched`. Default: nothing."""
+        """Return what `adapt` needs of a client's data, random draws included. Default: nothing."""
         return ()
 
     def adapt(self, model: Model, client: State, received: State, prepared: State) -> State:
-        """The state of a client's personal model, made from its data if the method `adapts`.
+        """Return the state of a client's personal model. Default: the client's state.
 
-        Many clients adapt at once where the method is `batched`, so it draws nothing: `prepare` does, or what is
-        called by `together`.
+        Draw random numbers in `prepare` or in a function called by `call_stacked`: vmap adapts many clients at once.
         """
         return client
 
     def views(self, client: State, received: State) -> dict[str, State]:
-        """Return further personal models worth a column of their own, as states that `predict` takes."""
+        """Return further personal models to evaluate, by name, as states that `predict` accepts."""
         return {}
 
     def posterior(self, state: State) -> MeanField | None:
-        """Return the Gaussian over the weights (T,) of a client's model or of the server's; sigma is 0 for one network.
+        """Return the Gaussian over the weights (T,) of a client's or the server's model; sigma is 0 for one network.
 
         None if the model is more than the weights of the network. Default: the state itself, or its field `theta`.
         """
@@ -197,56 +231,8 @@ class Method:
 
 
 def weights_posterior(method: Method, state: State) -> MeanField:
-    """Return `method.posterior(state)` where a model that is more than its weights cannot be used."""
+    """Return `method.posterior(state)`, or raise UserError for a model that is more than its weights."""
     q = method.posterior(state)
     if q is None:
         raise UserError(f"{method.about.title} has no distribution over weights: use method.name=pfedbayes")
     return q
-
-
-def broadcast(state: State, count: int) -> State:
-    """The same state for `count` clients, without copying it."""
-    return tree_map(lambda leaf: leaf.expand(count, *leaf.shape), state)
-
-
-def weighted_mean(stacked: Tensor, weights: Tensor) -> Tensor:
-    """Mean over the first axis of stacked (n, ...) with weights (n,) that need not sum to one."""
-    share = (weights / weights.sum()).to(stacked.dtype)
-    mean: Tensor = torch.tensordot(share, stacked, dims=1)
-    return mean
-
-
-def together(function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
-    """What a function of stacked clients gives for the client with these tensors.
-
-    It is for what vmap cannot map, such as decisions on the host and sizes that differ between clients: inside vmap the
-    function is called once, with the tensors of all clients. It has no gradient.
-    """
-    outputs: tuple[Tensor, ...] = _Together.apply(function, *tensors)  # type: ignore[no-untyped-call]
-    return outputs
-
-
-class _Together(torch.autograd.Function):
-    @staticmethod
-    def forward(function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> Any:
-        return pick(function(*stack([tensors])), 0)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.mark_non_differentiable(*output)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> Any:
-        clients = info.batch_size
-        stacked = (
-            tensor.expand(clients, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-            for tensor, dim in zip(tensors, in_dims[1:], strict=True)
-        )
-        outputs = function(*stacked)
-        return outputs, (0,) * len(outputs)
-
-
-def require(condition: bool, message: str) -> None:
-    """Refuse a hyper-parameter that makes no sense."""
-    if not condition:
-        raise ValueError(message)

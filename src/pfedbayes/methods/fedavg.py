@@ -6,16 +6,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from pfedbayes.constraints import NonNegative
 from pfedbayes.maths.optim import sgd
-from pfedbayes.methods.base import About, Local, Method, require
+from pfedbayes.methods.base import About, LocalModel, Method
 from pfedbayes.nets import Batch, Model
 
 
 @dataclass(frozen=True)
 class FedAvg(Method):
-    """eta: rate of the local SGD steps on the mean loss of a batch."""
+    """Every client takes R steps of SGD on the batch's mean loss; the server averages the models."""
 
-    eta: float = 0.01
+    eta: NonNegative[float] = 0.01
+    """Learning rate of the local SGD steps."""
 
     about = About(
         "FedAvg",
@@ -23,10 +25,7 @@ class FedAvg(Method):
         "one shared model, the mean of the clients' models",
     )
 
-    def __post_init__(self) -> None:
-        require(self.eta >= 0, f"eta must not be negative, got {self.eta}")
-
-    def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
+    def step(self, model: Model, local: LocalModel, batches: tuple[Batch, ...], noise: Tensor) -> LocalModel:
         """theta <- theta - eta grad CE(theta; B)."""
         (batch,) = batches
-        return Local(sgd(local.theta, model.grad_loss(local.theta, batch), self.eta))
+        return LocalModel(sgd(local.theta, model.grad_loss(local.theta, batch), self.eta))

@@ -1,4 +1,4 @@
-"""FedAvg with fine-tuning: the shared model of FedAvg, trained a little further by each client before it predicts."""
+"""FedAvg with fine-tuning: each client trains FedAvg's shared model a little further before it predicts."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pfedbayes.constraints import NonNegative
 from pfedbayes.maths.optim import sgd
 from pfedbayes.maths.trees import pick
-from pfedbayes.methods.base import About, Adaptation, Local, Method, State, require
+from pfedbayes.methods.base import About, Adaptation, LocalModel, Method, State
 from pfedbayes.nets import Batch, Model
 
 
 @dataclass(frozen=True)
 class FedAvgFT(Method):
-    """eta: rate of the local SGD steps of FedAvg; steps, eta_personal: number and rate of the steps of fine-tuning.
+    """The server never sees the fine-tuned models: the shared model is FedAvg's."""
 
-    Fine-tuning never comes back to the server: the shared model is that of FedAvg.
-    """
-
-    eta: float = 0.01
-    eta_personal: float = 0.01
-    steps: int = 20
+    eta: NonNegative[float] = 0.01
+    """Learning rate of FedAvg's local SGD steps."""
+    eta_personal: NonNegative[float] = 0.01
+    """Learning rate of fine-tuning."""
+    steps: NonNegative[int] = 20
+    """Number of fine-tuning steps."""
 
     about = About(
         "FedAvg + fine-tuning",
@@ -31,18 +32,13 @@ class FedAvgFT(Method):
         personal=True,
     )
 
-    def __post_init__(self) -> None:
-        require(self.eta >= 0, f"eta must not be negative, got {self.eta}")
-        require(self.eta_personal >= 0, f"eta_personal must not be negative, got {self.eta_personal}")
-        require(self.steps >= 0, f"steps must not be negative, got {self.steps}")
-
-    def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
+    def step(self, model: Model, local: LocalModel, batches: tuple[Batch, ...], noise: Tensor) -> LocalModel:
         """theta <- theta - eta grad CE(theta; B)."""
         (batch,) = batches
-        return Local(sgd(local.theta, model.grad_loss(local.theta, batch), self.eta))
+        return LocalModel(sgd(local.theta, model.grad_loss(local.theta, batch), self.eta))
 
     def prepare(self, data: Adaptation) -> Batch:
-        """The batches of all steps, (steps, b, ...)."""
+        """Return the batches of all steps, (steps, b, ...)."""
         batches: Batch = pick(data.train, self.batches(data))
         return batches
 
@@ -54,7 +50,7 @@ class FedAvgFT(Method):
         return theta
 
     def batches(self, data: Adaptation) -> Tensor:
-        """Rows (steps, b) of the training data: epochs in random order, each filling up the last batch before it."""
+        """Return rows (steps, b) of the training set: shuffled epochs, one after another, cut into batches."""
         size, count = len(data.train.weight), self.steps * data.batch_size
         generator = torch.Generator().manual_seed(data.seed)
         epochs = [torch.randperm(size, generator=generator) for _ in range(0, count, size)]

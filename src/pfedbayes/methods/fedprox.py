@@ -1,4 +1,4 @@
-"""FedProx (Li et al. 2020): FedAvg whose local loss holds the model near the one received."""
+"""FedProx (Li et al. 2020): FedAvg with a proximal term that keeps the local model close to the received one."""
 
 from __future__ import annotations
 
@@ -7,27 +7,31 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
+from pfedbayes.constraints import NonNegative
 from pfedbayes.maths.optim import sgd
-from pfedbayes.methods.base import About, Method, Shard, State, require
+from pfedbayes.methods.base import About, Method, Shard, State
 from pfedbayes.nets import Batch, Model
 
 
-class Local(NamedTuple):
+class AnchoredModel(NamedTuple):
+    """The state of a round."""
+
     theta: Tensor
     anchor: Tensor
+    """The model that the proximal term pulls towards."""
 
 
 @dataclass(frozen=True)
 class FedProx(Method):
-    """eta: rate of the local SGD steps; prox: weight lambda of the proximal term.
+    """FedProx anchors the proximal term at the received model."""
 
-    anchor: what the term holds the model near, the one "received" in this round or the "first" that a client has ever
-    received. The latter is no FedProx, but close to the figures of the pFedBayes paper (docs/results/reasons.md).
-    """
-
-    eta: float = 0.01
-    prox: float = 0.001
+    eta: NonNegative[float] = 0.01
+    """Learning rate of the local SGD steps."""
+    prox: NonNegative[float] = 0.001
+    """Weight lambda of the proximal term."""
     anchor: Literal["received", "first"] = "received"
+    """Centre of the proximal term. "first" is the first model that a client ever received. This is not FedProx, but
+    close to the numbers of the pFedBayes paper (docs/results/reasons.md)."""
 
     about = About(
         "FedProx",
@@ -35,23 +39,19 @@ class FedProx(Method):
         "one shared model; clients are held near it while they train",
     )
 
-    def __post_init__(self) -> None:
-        require(self.eta >= 0, f"eta must not be negative, got {self.eta}")
-        require(self.prox >= 0, f"prox must not be negative, got {self.prox}")
-
     def enrol(self, received: Tensor) -> State:
         return received if self.anchor == "first" else ()
 
-    def begin(self, client: State, received: Tensor, shard: Shard) -> Local:
-        return Local(received, anchor=client if self.anchor == "first" else received)
+    def begin(self, client: State, received: Tensor, shard: Shard) -> AnchoredModel:
+        return AnchoredModel(received, anchor=client if self.anchor == "first" else received)
 
-    def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
+    def step(self, model: Model, local: AnchoredModel, batches: tuple[Batch, ...], noise: Tensor) -> AnchoredModel:
         """theta <- theta - eta [grad CE(theta; B) + lambda (theta - anchor)]."""
         (batch,) = batches
         grad = model.grad_loss(local.theta, batch)
         if self.prox:  # at lambda = 0 this is FedAvg to the last bit
             grad = grad + self.prox * (local.theta - local.anchor)
-        return Local(sgd(local.theta, grad, self.eta), local.anchor)
+        return AnchoredModel(sgd(local.theta, grad, self.eta), local.anchor)
 
-    def end(self, local: Local) -> tuple[State, Tensor]:
+    def end(self, local: AnchoredModel) -> tuple[State, Tensor]:
         return local.anchor if self.anchor == "first" else (), local.theta

@@ -1,4 +1,4 @@
-"""Local training: every client learns from its own data alone, which any federation has to beat."""
+"""Local training: every client learns from its own data only. The baseline that any federation has to beat."""
 
 from __future__ import annotations
 
@@ -6,32 +6,31 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from pfedbayes.constraints import NonNegative
 from pfedbayes.maths.optim import sgd
-from pfedbayes.methods.base import About, Habits, Method, Shard, State, require
+from pfedbayes.methods.base import About, Habits, Method, Shard, State
 from pfedbayes.nets import Batch, Model
 
 
 @dataclass(frozen=True)
 class Local(Method):
-    """eta: rate of the SGD steps on the mean loss of a batch."""
+    """Every client takes R steps of SGD per round on the batch's mean loss and uploads nothing."""
 
-    eta: float = 0.01
+    eta: NonNegative[float] = 0.01
+    """Learning rate of the SGD steps."""
 
     about = About(
         "Local",
-        "a yardstick: no communication",
-        "a model per client from its own data alone",
+        "baseline: no communication",
+        "a model per client, from its own data only",
         personal=True,
         shared=False,
         averages=False,
     )
     habits = Habits(trains="all")
 
-    def __post_init__(self) -> None:
-        require(self.eta >= 0, f"eta must not be negative, got {self.eta}")
-
     def aggregate(self, server: Tensor, uploads: State, sizes: Tensor, clients: Tensor) -> Tensor:
-        """Nothing is uploaded: the server only hands out the common start."""
+        """Return the common initial model unchanged: there are no uploads."""
         return server
 
     def enrol(self, received: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Per-FedAvg (Fallah et al. 2020): a shared model that is good after one gradient step on a client's own data."""
+"""Per-FedAvg (Fallah et al. 2020): a shared model that fits a client after one gradient step on its data."""
 
 from __future__ import annotations
 
@@ -9,65 +9,65 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from pfedbayes.constraints import NonNegative, Positive
 from pfedbayes.maths.optim import sgd
 from pfedbayes.maths.trees import pick
-from pfedbayes.methods.base import About, Adaptation, Local, Method, Needs, State, require
+from pfedbayes.methods.base import About, Adaptation, LocalModel, Method, Needs, State
 from pfedbayes.nets import Batch, Model
 
 
 class Personal(NamedTuple):
-    """A personal model made for prediction: theta, and the one made without a look at test data."""
+    """A personal model at prediction time."""
 
     theta: Tensor
     honest: Tensor
+    """The model adapted on training data only."""
 
 
 @dataclass(frozen=True)
 class PerFedAvg(Method):
-    """alpha: rate of the step that adapts; eta_outer: rate of the steps on the model to be adapted, called beta in the
-    paper.
+    """Train the shared model so that one adaptation step makes it a good personal model."""
 
-    variant: the gradient through the adapting step carries I - alpha H. "first-order" drops the Hessian H, "exact"
-    has its product with a vector by automatic differentiation, "hessian-free" by central differences of width delta.
-    adapt_on: "train", one batch of the client's training data; "train-full", all of them; "pfedme-test" takes two
-    steps (alpha, then eta_outer) on batches of the data to be predicted, as the comparison in pFedMe's code does. Its
-    figures are flattered, so "honest" stands beside them: "train" on the same model.
-    """
-
-    eta_outer: float = 0.01
-    alpha: float = 0.01
+    eta_outer: NonNegative[float] = 0.01
+    """Learning rate of the shared model; beta in the paper."""
+    alpha: NonNegative[float] = 0.01
+    """Learning rate of the adaptation step."""
     variant: Literal["first-order", "exact", "hessian-free"] = "first-order"
-    delta: float = 1e-3
+    """Treatment of the Hessian H in the gradient's factor I - alpha H. "first-order" drops it. "exact" computes its
+    product with a vector by automatic differentiation, "hessian-free" by central differences."""
+    delta: Positive[float] = 1e-3
+    """Width of the central differences."""
     adapt_on: Literal["train", "train-full", "pfedme-test"] = "train"
+    """Data of the adaptation step: one batch of the client's training set, or all of it. "pfedme-test" takes two steps
+    (alpha, then eta_outer) on batches of the data to be predicted, as the comparison in pFedMe's code does. Its scores
+    are too good; the view "honest" adapts the same model on "train"."""
 
     about = About(
         "Per-FedAvg",
         "Fallah et al., NeurIPS 2020",
-        "a shared start from which one step on own data makes a client's model",
+        "a shared start from which one step on a client's data makes its model",
         personal=True,
         shared=False,
     )
-
-    def __post_init__(self) -> None:
-        require(self.eta_outer >= 0, f"eta_outer must not be negative, got {self.eta_outer}")
-        require(self.alpha >= 0, f"alpha must not be negative, got {self.alpha}")
-        require(self.delta > 0, f"delta must be positive, got {self.delta}")
 
     @property
     def needs(self) -> Needs:
         return Needs(batches_per_step=2 if self.variant == "first-order" else 3)
 
-    def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
+    def step(self, model: Model, local: LocalModel, batches: tuple[Batch, ...], noise: Tensor) -> LocalModel:
         """w <- w - eta_outer (I - alpha H(w; B3)) grad CE(w - alpha grad CE(w; B1); B2)."""
         w = local.theta
         adapted = sgd(w, model.grad_loss(w, batches[0]), self.alpha)
         grad = model.grad_loss(adapted, batches[1])
         if self.variant != "first-order":
             grad = grad - self.alpha * self.hessian_product(model, batches[2], w, grad)
-        return Local(sgd(w, grad, self.eta_outer))
+        return LocalModel(sgd(w, grad, self.eta_outer))
 
     def hessian_product(self, model: Model, batch: Batch, w: Tensor, v: Tensor) -> Tensor:
-        """H(w; B) v; without second derivatives [grad CE(w + delta v; B) - grad CE(w - delta v; B)] / (2 delta)."""
+        """Return H(w; B) v.
+
+        "hessian-free" approximates it by [grad CE(w + delta v; B) - grad CE(w - delta v; B)] / (2 delta).
+        """
         gradient = partial(model.grad_loss, batch=batch)
         if self.variant == "exact":
             product: Tensor = torch.func.vjp(gradient, w)[1](v)[0]  # H is symmetric
@@ -75,7 +75,7 @@ class PerFedAvg(Method):
         return (gradient(w + self.delta * v) - gradient(w - self.delta * v)) / (2 * self.delta)
 
     def prepare(self, data: Adaptation) -> tuple[Batch, ...]:
-        """A batch of the training data, and then two of the data to be predicted where the method looks at them."""
+        """Return a batch of the training set and, for "pfedme-test", two batches of the data to be predicted."""
         own = [data.train] if self.adapt_on == "train-full" else _draw(data.train, 1, data)
         if self.adapt_on == "pfedme-test" and data.test is not None:
             own += _draw(data.test, 2, data)
@@ -96,7 +96,7 @@ class PerFedAvg(Method):
 
 
 def _draw(examples: Batch, count: int, data: Adaptation) -> list[Batch]:
-    """So many batches in random order, since the examples may be sorted; they share some only where there are few."""
+    """Return `count` shuffled batches; they overlap only if there are too few examples."""
     size = len(examples.weight)
     order = torch.randperm(size, generator=torch.Generator().manual_seed(data.seed)).to(examples.weight.device)
     width = min(data.batch_size, size)

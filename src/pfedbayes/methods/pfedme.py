@@ -1,4 +1,4 @@
-"""pFedMe (T Dinh et al. 2020): personal models in the Moreau envelopes of the clients' losses."""
+"""pFedMe (T Dinh et al. 2020): personal models from the Moreau envelopes of the clients' losses."""
 
 from __future__ import annotations
 
@@ -8,35 +8,42 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pfedbayes.constraints import AtLeastOne, NonNegative
 from pfedbayes.maths.optim import sgd
-from pfedbayes.methods.base import About, Habits, Method, Shard, require, weighted_mean
+from pfedbayes.maths.stacked import weighted_mean
+from pfedbayes.methods.base import About, Habits, Method, Shard
 from pfedbayes.nets import Batch, Model
 
 
 class Client(NamedTuple):
-    """What a client ends a round with: the personal model theta and the localized global model w."""
+    """A client's models, during a round and after it."""
 
     theta: Tensor
+    """The personal model."""
     w: Tensor
+    """The localized global model."""
 
 
 @dataclass(frozen=True)
 class PFedMe(Method):
-    """eta_personal: rate of the steps on theta; eta: rate of the steps on w; prox: weight lambda that ties them;
-    inner_steps: steps on theta per batch; weight_decay: mu, part of the steps on theta; beta: server mixing.
+    """Training is stable if eta_personal * prox and eta * prox are well below 2.
 
-    Stability asks for eta_personal * prox and eta * prox well below 2.
-
-    The personal model is theta. In the authors' code it shares its memory with w by mistake, so that the published
-    personal accuracies are those of w: it has a column of its own, "local".
+    The personal model is theta. In the authors' code it shares its memory with w by mistake, so the published personal
+    accuracies are those of w. The view "local" is w.
     """
 
-    eta_personal: float = 0.01
-    eta: float = 0.01
-    prox: float = 15.0
-    inner_steps: int = 5
-    weight_decay: float = 0.001
-    beta: float = 1.0
+    eta_personal: NonNegative[float] = 0.01
+    """Learning rate of theta."""
+    eta: NonNegative[float] = 0.01
+    """Learning rate of w."""
+    prox: NonNegative[float] = 15.0
+    """Weight lambda of the term that ties theta to w."""
+    inner_steps: AtLeastOne[int] = 5
+    """Steps on theta per batch."""
+    weight_decay: NonNegative[float] = 0.001
+    """Weight decay mu of theta."""
+    beta: NonNegative[float] = 1.0
+    """Server mixing."""
 
     about = About(
         "pFedMe",
@@ -46,14 +53,6 @@ class PFedMe(Method):
     )
     habits = Habits(trains="all")
 
-    def __post_init__(self) -> None:
-        require(self.eta_personal >= 0, f"eta_personal must not be negative, got {self.eta_personal}")
-        require(self.eta >= 0, f"eta must not be negative, got {self.eta}")
-        require(self.prox >= 0, f"prox must not be negative, got {self.prox}")
-        require(self.inner_steps >= 1, f"inner_steps must be at least 1, got {self.inner_steps}")
-        require(self.weight_decay >= 0, f"weight_decay must not be negative, got {self.weight_decay}")
-        require(self.beta >= 0, f"beta must not be negative, got {self.beta}")
-
     def aggregate(self, server: Tensor, uploads: Tensor, sizes: Tensor, clients: Tensor) -> Tensor:
         """w <- (1 - beta) w + beta mean of the w_i of S^t, weighted by their numbers of examples."""
         return torch.lerp(server, weighted_mean(uploads, sizes), self.beta)
@@ -62,12 +61,12 @@ class PFedMe(Method):
         return Client(received, received)
 
     def begin(self, client: Client, received: Tensor, shard: Shard) -> Client:
-        """Both models start at the received one."""
+        """Start both models at the received one."""
         return Client(received, received)
 
     def step(self, model: Model, local: Client, batches: tuple[Batch, ...], noise: Tensor) -> Client:
         """theta <- theta - eta_personal [grad CE(theta; B) + lambda (theta - w) + mu theta], `inner_steps` times on
-        one batch, then w <- w - eta lambda (w - theta); theta goes on from there with the next batch."""
+        one batch, then w <- w - eta lambda (w - theta). theta continues with the next batch."""
         (batch,) = batches
         theta, w = local
         for _ in range(self.inner_steps):
@@ -76,7 +75,7 @@ class PFedMe(Method):
         return Client(theta, sgd(w, self.prox * (w - theta), self.eta))
 
     def end(self, local: Client) -> tuple[Client, Tensor]:
-        """The localized global model goes to the server; the personal one stays."""
+        """Keep both models and upload the localized global one."""
         return local, local.w
 
     def views(self, client: Client, received: Tensor) -> dict[str, Client]:

@@ -1,4 +1,4 @@
-"""Pooled training: one model on everybody's data in one place, which a federation gives up for privacy."""
+"""Pooled training: one model on the data of all clients in one place. It shows what federated learning gives up."""
 
 from __future__ import annotations
 
@@ -6,34 +6,33 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from pfedbayes.constraints import NonNegative
 from pfedbayes.maths.optim import sgd
-from pfedbayes.methods.base import About, Local, Method, Needs, require
+from pfedbayes.methods.base import About, LocalModel, Method, Needs
 from pfedbayes.nets import Batch, Model
 
 
 @dataclass(frozen=True)
 class Pooled(Method):
-    """eta: rate of the SGD steps on the mean loss of a batch.
+    """A round is R steps of SGD on batches of the pooled data.
 
-    A round is R steps on batches of the pooled data, while in a round of FedAvg each of the S clients takes R steps.
+    In a round of FedAvg, each of the S clients takes R steps.
     """
 
-    eta: float = 0.01
+    eta: NonNegative[float] = 0.01
+    """Learning rate of the SGD steps on the batch's mean loss."""
 
     about = About(
         "Pooled",
-        "a yardstick: all data in one place",
-        "one shared model from everybody's data",
+        "baseline: all data in one place",
+        "one shared model, from the data of all clients",
     )
-
-    def __post_init__(self) -> None:
-        require(self.eta >= 0, f"eta must not be negative, got {self.eta}")
 
     @property
     def needs(self) -> Needs:
         return Needs(pooled_data=True)
 
-    def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
+    def step(self, model: Model, local: LocalModel, batches: tuple[Batch, ...], noise: Tensor) -> LocalModel:
         """theta <- theta - eta grad CE(theta; B)."""
         (batch,) = batches
-        return Local(sgd(local.theta, model.grad_loss(local.theta, batch), self.eta))
+        return LocalModel(sgd(local.theta, model.grad_loss(local.theta, batch), self.eta))

@@ -31,7 +31,8 @@ from pfedbayes.maths.likelihoods import Classification
 from pfedbayes.methods.base import Adaptation
 from pfedbayes.methods.pfedgp import method as pfedgp
 from pfedbayes.methods.pfedgp import polya_gamma as polyagamma
-from pfedbayes.methods.pfedgp.method import FLOOR, Personal, PFedGP, members, tree, two_means
+from pfedbayes.methods.pfedgp.label_tree import build_tree, members, two_means
+from pfedbayes.methods.pfedgp.method import FLOOR, Personal, PFedGP
 from pfedbayes.methods.pfedgp.polya_gamma import draw, gibbs, rbf
 from pfedbayes.nets import Batch, Model, Net, mlp
 
@@ -78,7 +79,7 @@ def predict(method, z, y, new, num_classes, seed=1):
 class TestTree:
     def test_five_labels_make_four_nodes_and_every_label_has_its_own_path(self):
         z, y = blobs([5, 4, 3, 6, 2])
-        splits = tree(z, 2 * y + 1, 10)
+        splits = build_tree(z, 2 * y + 1, 10)
         assert splits.shape == (4, 2, 10)
         assert not splits.all(1).any()
         assert splits[0].any(0).nonzero()[:, 0].tolist() == [1, 3, 5, 7, 9]
@@ -86,7 +87,7 @@ class TestTree:
         assert len(paths) == 5
 
     def test_children_part_what_their_parent_sent_them(self):
-        splits = tree(*blobs([5, 4, 3, 6, 2]), 5)
+        splits = build_tree(*blobs([5, 4, 3, 6, 2]), 5)
         sides = {frozenset(side.nonzero()[:, 0].tolist()) for side in splits.flatten(0, 1)}
         groups = [frozenset(split.any(0).nonzero()[:, 0].tolist()) for split in splits]
         assert groups[0] == frozenset(range(5))
@@ -95,20 +96,20 @@ class TestTree:
 
     def test_the_lower_label_of_two_goes_left(self):
         z, y = blobs([5, 4])
-        assert tree(z, 7 - 4 * y, 8).tolist() == [[[k == 3 for k in range(8)], [k == 7 for k in range(8)]]]
+        assert build_tree(z, 7 - 4 * y, 8).tolist() == [[[k == 3 for k in range(8)], [k == 7 for k in range(8)]]]
 
     def test_similar_labels_part_last(self):
         means = torch.tensor([[0.0, 0], [5, 5], [0, 1], [5, 6], [0, 9]], dtype=torch.float64)
-        splits = tree(means.repeat(3, 1), torch.arange(5).repeat(3), 5)
+        splits = build_tree(means.repeat(3, 1), torch.arange(5).repeat(3), 5)
         first = [side.nonzero()[:, 0].tolist() for side in splits[0]]
         assert first == [[0, 2], [1, 3, 4]]
 
     def test_one_label_needs_no_node(self):
-        assert tree(randn(4, 3), torch.full((4,), 2), 5).shape == (0, 2, 5)
+        assert build_tree(randn(4, 3), torch.full((4,), 2), 5).shape == (0, 2, 5)
 
     def test_members_are_the_rows_that_reach_a_node(self):
         z, y = blobs([5, 4, 3])
-        for split, (rows, left) in zip(tree(z, y, 3), members(y, tree(z, y, 3)), strict=True):
+        for split, (rows, left) in zip(build_tree(z, y, 3), members(y, build_tree(z, y, 3)), strict=True):
             assert sorted(set(y[rows[left]].tolist())) == split[0].nonzero()[:, 0].tolist()
             assert sorted(set(y[rows[~left]].tolist())) == split[1].nonzero()[:, 0].tolist()
             assert len(rows) == sum((5, 4, 3)[c] for c in split.any(0).nonzero()[:, 0].tolist())
@@ -175,7 +176,7 @@ class TestObjective:
         return total
 
     def test_value_and_gradient_are_those_of_the_literal_formulas(self):
-        splits = tree(self.z, self.y, 3)
+        splits = build_tree(self.z, self.y, 3)
         results = []
         for objective in (
             lambda z: objective_of(self.method, z, self.y, splits, 5),
@@ -204,7 +205,7 @@ class TestObjective:
 
     def test_nothing_to_predict_costs_nothing(self):
         z, y = self.z[:2], torch.tensor([0, 1])
-        assert list(self.method.tasks(0, y, tree(z, y, 2), generator())) == []
+        assert list(self.method.tasks(0, y, build_tree(z, y, 2), generator())) == []
 
 
 class TestLocalTraining:
@@ -241,7 +242,7 @@ class TestLocalTraining:
         method = dataclasses.replace(SMALL, inner_steps=2, eta=1.0)
         model, local = model_for(method), method.begin((), self.inputs.received, self.inputs.shard)
         (batch,), _ = self.inputs.steps[0]
-        expected = tree(method.normalised(model, self.inputs.received, batch.x), batch.y, 3)
+        expected = build_tree(method.normalised(model, self.inputs.received, batch.x), batch.y, 3)
         for batches, noise in self.inputs.steps[:2]:
             local = method.step(model, local, batches, noise)
             assert torch.equal(local.splits, expected)
@@ -269,7 +270,7 @@ class TestLocalTraining:
 
         def value(phi):
             z = method.normalised(model, phi, batch.x)
-            return sum(objective_of(method, z, batch.y, tree(z, batch.y, 3), k) for k in range(5))
+            return sum(objective_of(method, z, batch.y, build_tree(z, batch.y, 3), k) for k in range(5))
 
         assert value(upload) < 0.9 * value(received)
 
@@ -413,7 +414,7 @@ class TestPrediction:
             predict(dataclasses.replace(self.method, link=link), self.z, self.y, self.new, 4)
             for link in ("mean", "reference")
         )
-        right = tree(self.z, self.y, 4)[0, 1]
+        right = build_tree(self.z, self.y, 4)[0, 1]
         assert (reference[:, right].sum(-1) > mean[:, right].sum(-1)).all()
 
 

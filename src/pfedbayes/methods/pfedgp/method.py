@@ -1,9 +1,9 @@
 """pFedGP (Achituve et al. 2021): a shared deep kernel, and per client a tree of Gaussian-process classifiers.
 
-This is the variant that conditions on all training data; the inducing-point variants are not here.
+This is the variant that conditions on all training data, without inducing points.
 
-The trees, and who goes where in them, are decided on the host. What comes of that is a `Task` for each node of each
-client, and tasks with equally many examples are done together, whosever they are.
+The CPU builds the trees and routes the examples. This gives one `Task` per node and client. Tasks with equal numbers of
+examples run as one batch, across clients.
 """
 
 from __future__ import annotations
@@ -11,124 +11,131 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pfedbayes.constraints import AtLeastOne, Interval, NonNegative, Positive
 from pfedbayes.maths.random import Purpose, key
+from pfedbayes.maths.stacked import call_stacked, weighted_mean
 from pfedbayes.maths.trees import alike, stack, tree_map
-from pfedbayes.methods.base import About, Adaptation, Method, Needs, Shard, State, require, together, weighted_mean
+from pfedbayes.methods.base import About, Adaptation, Method, Needs, Shard, State
+from pfedbayes.methods.pfedgp.label_tree import build_tree, members, pad_splits
 from pfedbayes.methods.pfedgp.polya_gamma import Draws, Link, at_once, draw, gibbs, moments, rbf, side_probabilities
 from pfedbayes.nets import Batch, Model
 
-FLOOR = 1e-12  # the probability of what is held to be impossible
-MAX_ENUMERATED = 12  # labels whose bipartitions are all tried
+FLOOR = 1e-12  # probability of labels that a client does not have
+NO_ROWS = torch.empty(0, dtype=torch.int64)
 
 
-class Local(NamedTuple):
-    """A round under way: phi (T,), the momentum of its SGD, and the tree's splits (C - 1, 2, C), none at first."""
+class KernelTraining(NamedTuple):
+    """The state of a round."""
 
     phi: Tensor
+    """Parameters (T,) of the feature extractor."""
     momentum: Tensor
+    """Momentum of its SGD, (T,)."""
     splits: Tensor
+    """The label tree (C - 1, 2, C); empty before the first step."""
 
 
 class Node(NamedTuple):
-    """A binary classifier or a group of them: features z (..., n, F) of its examples, kappa (..., n) and the last
-    omega (..., chains, n)."""
+    """A binary classifier, or a batch of them."""
 
     z: Tensor
+    """Features of its examples (..., n, F)."""
     kappa: Tensor
+    """y - 1/2, (..., n)."""
     omega: Tensor
+    """The last omega of the Gibbs chains (..., chains, n)."""
 
 
 class Task(NamedTuple):
-    """What a node of a client's tree is to do: learn from the examples in rows `old` (n,) of the client's, of which
-    `left` (n,) go left, and predict those in rows `new` (m,).
-
-    truth (m,): which of the new ones go left, if that is known; given: the draws of the node's Gibbs chains or, where
-    they have run, the last omega (chains, n).
-    """
+    """The work of one node of a client's tree: learn from the examples `old`, predict the examples `new`."""
 
     client: Tensor
     node: Tensor
     old: Tensor
+    """Rows (n,) of the client's examples to learn from."""
     left: Tensor
+    """Which of them go left (n,)."""
     new: Tensor
+    """Rows (m,) to predict."""
     truth: Tensor
+    """Which of these go left (m,), if known."""
     given: Any
+    """The random numbers of the Gibbs chains or, after they have run, the last omega (chains, n)."""
 
 
 class Prepared(NamedTuple):
-    """What a client's model is made from: its examples, which of the C labels it has (C,), and a seed."""
+    """What a client's personal model is made from."""
 
     x: Tensor
     y: Tensor
     has: Tensor
+    """Which of the C labels the client has (C,)."""
     seed: Tensor
 
 
 class Personal(NamedTuple):
-    """What a client predicts with: phi (T,), features z (n, F) and labels y (n,) of its examples, which of the C labels
-    it has (C,), its tree, and for each node the last omega (chains, n): of the examples that reach it, then zeros."""
+    """A personal model at prediction time."""
 
     phi: Tensor
+    """Parameters (T,) of the feature extractor."""
     z: Tensor
+    """Features of the client's examples (n, F)."""
     y: Tensor
+    """Their labels (n,)."""
     has: Tensor
+    """Which of the C labels the client has (C,)."""
     splits: Tensor
+    """The label tree (C - 1, 2, C)."""
     omega: Tensor
-
-
-NONE = torch.empty(0, dtype=torch.int64)
+    """The last omega of each node (nodes, chains, n): of the examples that reach it, padded with zeros."""
 
 
 @dataclass(frozen=True)
 class PFedGP(Method):
-    """eta, momentum, weight_decay, clip: rate, momentum and weight decay of the local SGD, which is fresh every round,
-    and the largest norm of its gradients; inner_steps: full-batch steps per round, whatever training.local_steps says.
+    """Local SGD starts without momentum in every round. The kernel acts on normalised features."""
 
-    features: size of the network's output; outputscale, lengthscale: of the kernel on normalised features; jitter:
-    added to the diagonal of its matrices. gibbs_steps, chains, test_chains: of the Gibbs sampling, with more chains in
-    prediction. target_share: part of a node's examples that the others have to predict. link: "reference" takes the
-    authors' probability of a side, a lower bound that leans towards the right.
-    """
-
-    eta: float = 0.05
-    momentum: float = 0.9
-    weight_decay: float = 0.001
-    clip: float = 50.0
-    inner_steps: int = 1
-    features: int = 84
-    outputscale: float = 8.0
-    lengthscale: float = 1.0
-    jitter: float = 0.001
-    gibbs_steps: int = 5
-    chains: int = 20
-    test_chains: int = 30
-    target_share: float = 0.5
+    eta: NonNegative[float] = 0.05
+    """Learning rate of the local SGD."""
+    momentum: Annotated[float, Interval(at_least=0, less_than=1)] = 0.9
+    """Momentum of the local SGD."""
+    weight_decay: NonNegative[float] = 0.001
+    """Weight decay of the local SGD."""
+    clip: Positive[float] = 50.0
+    """Largest gradient norm."""
+    inner_steps: AtLeastOne[int] = 1
+    """Full-batch steps per round, if training.local_steps is not smaller."""
+    features: AtLeastOne[int] = 84
+    """Number of network outputs."""
+    outputscale: Positive[float] = 8.0
+    """Variance of the kernel."""
+    lengthscale: Positive[float] = 1.0
+    """Length scale of the kernel."""
+    jitter: NonNegative[float] = 0.001
+    """Added to the diagonal of covariance matrices."""
+    gibbs_steps: AtLeastOne[int] = 5
+    """Steps of each Gibbs chain."""
+    chains: AtLeastOne[int] = 20
+    """Gibbs chains in training."""
+    test_chains: AtLeastOne[int] = 30
+    """Gibbs chains in prediction."""
+    target_share: Annotated[float, Interval(more_than=0, less_than=1)] = 0.5
+    """Share of a node's examples that are predicted from the others."""
     link: Link = "mean"
+    """Probability of a side: its mean, or the authors' lower bound ("reference"), which favours the right."""
 
     about = About(
         "pFedGP",
         "Achituve et al., NeurIPS 2021",
-        "a shared feature extractor; every client classifies by Gaussian processes on its own data",
+        "a shared feature extractor; every client classifies by Gaussian processes on its data",
         personal=True,
         shared=False,
     )
-
-    def __post_init__(self) -> None:
-        require(self.eta >= 0, f"eta must not be negative, got {self.eta}")
-        require(0 <= self.momentum < 1, f"momentum must be at least 0 and less than 1, got {self.momentum}")
-        require(self.weight_decay >= 0, f"weight_decay must not be negative, got {self.weight_decay}")
-        require(self.jitter >= 0, f"jitter must not be negative, got {self.jitter}")
-        for name in ("clip", "outputscale", "lengthscale"):
-            require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("inner_steps", "features", "gibbs_steps", "chains", "test_chains"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        require(0 < self.target_share < 1, f"target_share must be between 0 and 1, got {self.target_share}")
 
     @property
     def needs(self) -> Needs:
@@ -142,51 +149,55 @@ class PFedGP(Method):
         )
 
     def aggregate(self, server: Tensor, uploads: Tensor, sizes: Tensor, clients: Tensor) -> Tensor:
-        """The plain mean of the copies of phi, each with weight 1/S."""
+        """Return the mean of the copies of phi, each with weight 1/S."""
         return weighted_mean(uploads, torch.ones_like(sizes))
 
-    def begin(self, client: State, received: Tensor, shard: Shard) -> Local:
+    def begin(self, client: State, received: Tensor, shard: Shard) -> KernelTraining:
         no_splits = torch.zeros((0, 2, len(shard.labels)), dtype=torch.bool, device=received.device)
-        return Local(received, torch.zeros_like(received), _padded(no_splits))
+        return KernelTraining(received, torch.zeros_like(received), pad_splits(no_splits))
 
     def noise_shape(self, num_params: int) -> tuple[int, ...]:
-        """Two numbers whose digits are the seed of the step."""
+        """Return the shape of two numbers, whose bits seed the step."""
         return (2,)
 
-    def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
+    def step(self, model: Model, local: KernelTraining, batches: tuple[Batch, ...], noise: Tensor) -> KernelTraining:
         """g = clip(grad of the objective) + weight_decay phi; m <- momentum m + g; phi <- phi - eta m."""
         (batch,) = batches
         z, pull_back, *_ = torch.func.vjp(lambda phi: self.normalised(model, phi, batch.x), local.phi)
-        grad_z, splits = together(self._gradients, z, batch.y, batch.weight, local.splits, noise)
+        grad_z, splits = call_stacked(self._gradients, z, batch.y, batch.weight, local.splits, noise)
         (grad,) = pull_back(grad_z)
         grad = grad * (self.clip / grad.norm()).clamp_max(1) + self.weight_decay * local.phi
         momentum = self.momentum * local.momentum + grad
-        return Local(local.phi - self.eta * momentum, momentum, splits)
+        return KernelTraining(local.phi - self.eta * momentum, momentum, splits)
 
     def normalised(self, model: Model, phi: Tensor, x: Tensor) -> Tensor:
-        """z = phi(x) / ||phi(x)||, (n, F)."""
+        """Return z = phi(x) / ||phi(x)||, (n, F)."""
         return functional.normalize(model.outputs(phi, x), dim=-1)
 
     def _gradients(self, z: Tensor, y: Tensor, weight: Tensor, splits: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Of stacked clients: gradients of the objectives in the features z (clients, b, F), and the splits, which are
-        made where there are none yet. What fills up a batch comes last in it."""
+        """Return the objectives' gradients in the features z (clients, b, F), and the splits, for stacked clients.
+
+        Clients without splits get them here. Padding comes last in a batch.
+        """
         y, splits = y.cpu(), splits.cpu().clone()
         sizes = weight.sum(1).long().tolist()
         tasks: list[Task] = []
         for k, (size, seed) in enumerate(zip(sizes, _seeds(noise), strict=True)):
             if not splits[k].any():
-                splits[k] = _padded(tree(z[k, :size], y[k, :size], splits.shape[-1]))
+                splits[k] = pad_splits(build_tree(z[k, :size], y[k, :size], splits.shape[-1]))
             tasks += self.tasks(k, y[k, :size], splits[k], _generator(seed, z.device))
         z = z.detach().requires_grad_()
         grad = torch.zeros_like(z)
         with torch.enable_grad():
             for loss in self.losses(z, tasks):
-                grad += torch.autograd.grad(loss, z)[0]  # one by one: what a loss needs is free before the next
+                grad += torch.autograd.grad(loss, z)[0]  # one by one, to free the memory of each loss before the next
         return grad, splits.to(z.device)
 
     def tasks(self, client: int, y: Tensor, splits: Tensor, generator: torch.Generator) -> Iterator[Task]:
-        """What the nodes of a client with labels y (n,) have to do in a step: predict a part of their examples, drawn
-        from both sides, from the others."""
+        """Yield the tasks of a client with labels y (n,) in a training step.
+
+        Each node predicts a random part of its examples, drawn from both sides, from the others.
+        """
         for node, (rows, left) in enumerate(members(y, splits)):
             target = self._draw_targets(left, generator)
             if target.any():
@@ -194,15 +205,17 @@ class PFedGP(Method):
                 yield _task(client, node, rows[~target], left[~target], rows[target], left[target], draws)
 
     def losses(self, z: Tensor, tasks: Sequence[Task]) -> Iterator[Tensor]:
-        """The objective, minus a predictive likelihood, is a sum over nodes: of the mean of -log p(side) over what a
-        node has to predict. These are its parts, for as many tasks each as are done together; z (clients, b, F)."""
+        """Yield the terms of the objective, one per batch of tasks, given features z (clients, b, F).
+
+        The objective is the sum over nodes of the mean of -log p(side) over the examples that the node predicts.
+        """
         for task in _stacked(tasks, self.chains, z.device):
             node = self._classifier(_rows(z, task.client, task.old), task.left, task.given)
             sides = self._sides(_rows(z, task.client, task.new), node)
             yield -torch.log(torch.where(task.truth, *sides) + FLOOR).mean(-1).sum()
 
     def _draw_targets(self, left: Tensor, generator: torch.Generator) -> Tensor:
-        """Which examples of a node have to be predicted: a random share of those of each side, rounded down."""
+        """Return which examples of a node are predicted: a random share of each side, rounded down."""
         target = torch.zeros_like(left)
         for side in (left, ~left):
             rows = side.nonzero()[:, 0]
@@ -211,71 +224,75 @@ class PFedGP(Method):
         return target
 
     def _classifier(self, z: Tensor, left: Tensor, draws: Draws) -> Node:
-        """Learn which examples go left from their features z (..., n, F); omega carries no gradient."""
+        """Fit a classifier of the examples that go left to features z (..., n, F); omega carries no gradient."""
         kappa = _kappa(left, z)
         return Node(z, kappa, gibbs(self._covariance(z.detach()), kappa, draws))
 
     def _sides(self, z: Tensor, node: Node) -> tuple[Tensor, Tensor]:
-        """Probabilities (..., m) that examples with features z (..., m, F) go left and right at a node."""
+        """Return the probabilities (..., m) that examples with features z (..., m, F) go left and right at a node."""
         cross = rbf(z, node.z, self.outputscale, self.lengthscale)
         mean, variance = moments(self._covariance(node.z), cross, self.outputscale, node.omega, node.kappa)
         return side_probabilities(mean, variance, self.link)
 
     def _covariance(self, z: Tensor) -> Tensor:
-        """K (..., n, n) = k(z, z) + jitter I."""
+        """Return K = k(z, z) + jitter I, (..., n, n)."""
         identity = torch.eye(z.shape[-2], dtype=z.dtype, device=z.device)
         return rbf(z, z, self.outputscale, self.lengthscale) + self.jitter * identity
 
-    def end(self, local: Local) -> tuple[State, Tensor]:
+    def end(self, local: KernelTraining) -> tuple[State, Tensor]:
         return (), local.phi
 
     def prepare(self, data: Adaptation) -> Prepared:
         x, y, _ = data.train
-        num_classes = data.num_classes or 0  # there are some, since the method classifies
+        num_classes = data.num_classes or 0  # not None: the method only classifies
         return Prepared(x, y, torch.bincount(y, minlength=num_classes) > 0, torch.tensor(data.seed))
 
     @torch.no_grad()
     def adapt(self, model: Model, client: State, received: Tensor, prepared: Prepared) -> Personal:
-        """The tree and its classifiers from the client's whole training set, with the shared features."""
+        """Fit the tree and its classifiers to the client's whole training set, with the shared features."""
         x, y, has, seed = prepared
         z = self.normalised(model, received, x)
-        return Personal(received, z, y, has, *together(self._learn, z, y, has, seed))
+        return Personal(received, z, y, has, *call_stacked(self._learn, z, y, has, seed))
 
     def _learn(self, z: Tensor, y: Tensor, has: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
-        """Of stacked clients: the splits of their trees, and omega."""
+        """Return the tree splits and omega for stacked clients."""
         y, num_classes = y.cpu(), has.shape[-1]
-        splits = torch.stack([_padded(tree(own, labels, num_classes)) for own, labels in zip(z, y, strict=True)])
+        splits = torch.stack(
+            [pad_splits(build_tree(features, labels, num_classes)) for features, labels in zip(z, y, strict=True)]
+        )
         tasks = []
         for k, seed in enumerate(seeds.tolist()):
             generator = _generator(seed, z.device)
             for node, (rows, left) in enumerate(members(y[k], splits[k])):
                 draws = draw(self.test_chains, len(rows), self.gibbs_steps, generator)
-                tasks.append(_task(k, node, rows, left, NONE, NONE, draws))
+                tasks.append(_task(k, node, rows, left, NO_ROWS, NO_ROWS, draws))
         omega = z.new_zeros(*splits.shape[:2], self.test_chains, z.shape[1])
         for task in _stacked(tasks, self.test_chains, z.device):
             learned = self._classifier(_rows(z, task.client, task.old), task.left, task.given)
             omega[task.client, task.node, :, : task.old.shape[1]] = learned.omega
         return splits.to(z.device), omega
 
-    @torch.no_grad()
     def posterior(self, state: State) -> None:
-        """A client's classifiers are more than the weights of the network."""
+        """Return None: a client's classifiers are more than the weights of the network."""
 
+    @torch.no_grad()
     def predict(self, model: Model, state: Personal, x: Tensor, noise: Tensor | None) -> Tensor:
-        """Log-probabilities (1, n, C): a label's is the product of the probabilities along its path in the tree."""
+        """Return log-probabilities (1, n, C): a label's is the sum of those along its path in the tree."""
         z = self.normalised(model, state.phi, x)
-        (sides,) = together(self._all_sides, z, state.z, state.y, state.splits, state.omega)
+        (sides,) = call_stacked(self._all_sides, z, state.z, state.y, state.splits, state.omega)
         path = state.splits.flatten(0, 1).to(z.dtype)
         log_probs = sides.clamp_min(FLOOR).log().flatten(0, 1).mT @ path
         return torch.where(state.has, log_probs, math.log(FLOOR))[None]
 
     def _all_sides(self, new: Tensor, z: Tensor, y: Tensor, splits: Tensor, omega: Tensor) -> tuple[Tensor]:
-        """Of stacked clients with new examples (clients, m, F): the probabilities (clients, nodes, 2, m) to go left and
-        right at each node; 1 where there is none."""
+        """Return the probabilities (clients, nodes, 2, m) to go left and right at each node, for stacked clients.
+
+        new: features of the examples (clients, m, F). Missing nodes have probability 1.
+        """
         clients, m, _ = new.shape
         y, splits = y.cpu(), splits.cpu()
         tasks = [
-            _task(k, node, rows, left, torch.arange(m), NONE, omega[k, node, :, : len(rows)])
+            _task(k, node, rows, left, torch.arange(m), NO_ROWS, omega[k, node, :, : len(rows)])
             for k in range(clients)
             for node, (rows, left) in enumerate(members(y[k], splits[k]))
         ]
@@ -292,7 +309,7 @@ def _task(client: int, node: int, old: Tensor, left: Tensor, new: Tensor, truth:
 
 
 def _stacked(tasks: Sequence[Task], chains: int, device: torch.device) -> Iterator[Task]:
-    """Tasks with equally many examples as one, on the device: as many at a time as fit the memory."""
+    """Yield batches of tasks with equal numbers of examples, on the device; a batch fits into memory."""
     for places in alike(tasks):
         n, m = (len(rows) for rows in (tasks[places[0]].old, tasks[places[0]].new))
         size = at_once(chains * n * max(m, n), device)
@@ -305,70 +322,12 @@ def _kappa(left: Tensor, like: Tensor) -> Tensor:
 
 
 def _rows(z: Tensor, clients: Tensor, rows: Tensor) -> Tensor:
-    """The features (G, n, F) of these rows (G, n) of the clients (G,), from z (all clients, b, F)."""
+    """Return the features (G, n, F) of rows (G, n) of clients (G,), from z (clients, b, F)."""
     return z[clients[:, None], rows]
 
 
-def _padded(splits: Tensor) -> Tensor:
-    """Splits with empty ones after them, C - 1 in all: so many nodes a tree of all C labels has."""
-    nodes, _, num_classes = splits.shape
-    return functional.pad(splits, (0, 0, 0, 0, 0, num_classes - 1 - nodes))
-
-
-def tree(z: Tensor, y: Tensor, num_classes: int) -> Tensor:
-    """How a tree of binary decisions parts the labels y (n,), as splits (nodes, 2, C): which of the C labels go left
-    and which go right at each node, the root first. Similar labels, by the means of their features z (n, F), part late.
-    Labels and splits are on the host.
-    """
-    onehot = functional.one_hot(y, num_classes).double()
-    means = (onehot.mT.to(z.device) @ z.double()).cpu() / onehot.sum(0)[:, None]
-    splits = torch.zeros((0, 2, num_classes), dtype=torch.bool)
-    groups = [onehot.any(0).nonzero()[:, 0]]
-    while groups:
-        labels = groups.pop()
-        if len(labels) == 1:
-            continue
-        left = two_means(means[labels])
-        split = splits.new_zeros((1, 2, num_classes))
-        split[0, 0, labels[left]] = True
-        split[0, 1, labels[~left]] = True
-        splits = torch.cat([splits, split])
-        groups += [labels[~left], labels[left]]
-    return splits
-
-
-def two_means(points: Tensor) -> Tensor:
-    """Which of the points (c, F) lie in the cluster of the first of them, for the two clusters with the least squared
-    distances to their means: of all bipartitions or, where these are too many, of those that put every point with the
-    nearer one of a pair of points.
-    """
-    count = len(points)
-    each = torch.arange(count)
-    if count <= MAX_ENUMERATED:
-        numbers = torch.arange(2 ** (count - 1) - 1)
-        inside = (2 * numbers + 1)[:, None] >> each & 1 == 1
-    else:
-        distance = torch.cdist(points, points)
-        one, other = torch.combinations(each).unbind(1)
-        inside = (distance[one] < distance[other]) | (each == one[:, None])
-        inside = inside ^ ~inside[:, :1]
-    # The squared distances to the means are those to the common mean less size * ||mean||^2 of either cluster.
-    centred = points - points.mean(0)
-    weight = inside.to(points.dtype)
-    first, second = ((side @ centred).square().sum(-1) / side.sum(-1) for side in (weight, 1 - weight))
-    return inside[(first + second).argmax()]
-
-
-def members(y: Tensor, splits: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """For every node the rows of y (n,) that reach it, and which of them go left. Empty splits are no nodes."""
-    for left, right in splits:
-        if left.any():
-            rows = (left | right)[y].nonzero()[:, 0]
-            yield rows, left[y[rows]]
-
-
 def _seeds(noise: Tensor) -> list[int]:
-    """A seed for each client from its two numbers (clients, 2), the same from double as from single precision."""
+    """Return a seed for each client from its two numbers (clients, 2), the same in double and single precision."""
     return [key(first, Purpose.TRAINING, second) for first, second in noise.float().view(torch.int32).tolist()]
 
 
