@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.ours import EAGER, federation, plan_for
 from benchmarks.work import Examples, Work
 from pfedbayes.methods import PFedBayes
-from pfedbayes.methods.pfedbayes import Local
+from pfedbayes.methods.pfedbayes import LocalGaussians
 from pfedbayes.nets import Batch, Model
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "naive_pfedbayes.py"
@@ -24,7 +24,7 @@ class Recording(PFedBayes):
 
     steps: ClassVar[list[tuple[Batch, Tensor]]] = []
 
-    def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
+    def step(self, model: Model, local: LocalGaussians, batches: tuple[Batch, ...], noise: Tensor) -> LocalGaussians:
         self.steps.append((Batch(*(part.clone() for part in batches[0])), noise.clone()))
         return super().step(model, local, batches, noise)
 

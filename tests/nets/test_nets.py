@@ -11,7 +11,7 @@ from pfedbayes.errors import UserError
 from pfedbayes.maths.likelihoods import Classification, Regression
 from pfedbayes.maths.random import Purpose, key
 from pfedbayes.methods import PFedBayes
-from pfedbayes.nets import Batch, Model, Net, WithNoise, mlp, vgg
+from pfedbayes.nets import Batch, Model, Net, WithNoise, cnn, mlp, vgg
 
 # Weights and biases of the 3 x 3 convolutions 3-16-32-64-128-128, layer by layer.
 CONVOLUTIONS = sum(9 * a * b + b for a, b in [(3, 16), (16, 32), (32, 64), (64, 128), (128, 128)])
@@ -116,6 +116,70 @@ def test_net_keeps_nothing_of_the_module_it_was_made_from(module_and_x):
     nn.init.zeros_(next(module.parameters()))
     assert torch.equal(net(theta, x), before)
     assert next(module.parameters()).requires_grad
+
+
+WITH_FEATURES = {
+    **MODULES,
+    "cnn": (lambda: cnn((2, 16, 12), 3), (2, 16, 12)),
+    "linear head": (lambda: vgg(head="linear"), (3, 32, 32)),
+    "one layer": (lambda: nn.Linear(3, 2), (3,)),
+}
+
+
+class TestFeatures:
+    """The input of the last linear layer."""
+
+    @pytest.fixture(params=WITH_FEATURES)
+    def case(self, request):
+        make, shape = WITH_FEATURES[request.param]
+        torch.manual_seed(0)
+        return make().double(), torch.randn(4, *shape, dtype=torch.float64)
+
+    @staticmethod
+    def apply_head(module, features):
+        last = [part for part in module.modules() if isinstance(part, nn.Linear)][-1]
+        product = features @ last.weight.T
+        return product if last.bias is None else product + last.bias
+
+    def test_the_last_layer_turns_them_into_the_outputs(self, case):
+        module, x = case
+        net = Net(module)
+        features = net.features(flat(module), x)
+        assert features.dim() == 2
+        assert_close(self.apply_head(module, features), net(flat(module), x))
+
+    def test_of_many_clients(self, case):
+        module, x = case
+        net, thetas = Net(module), torch.stack([flat(module), 0.5 * flat(module)])
+        mapped = torch.func.vmap(net.features, in_dims=(0, None))(thetas, x)
+        assert_close(mapped, torch.stack([net.features(theta, x) for theta in thetas]))
+
+    def test_with_learned_noise_they_give_the_means(self):
+        module = WithNoise(mlp([3, 5, 2], "tanh")).double()
+        net, x = Net(module), randn(4, 3)
+        features = net.features(flat(module), x)
+        assert_close(self.apply_head(module, features), net(flat(module), x)[:, :-1])
+
+    def test_however_the_net_is_computed(self):
+        module, x = cnn((2, 16, 12), 3).double(), randn(4, 2, 16, 12)
+        plain = Net(module)
+        others = (plain.fitted("matmul", contiguous=True), plain.through(lambda net: net))
+        for net in others:
+            assert_close(net.features(flat(module), x), plain.features(flat(module), x))
+
+    @pytest.mark.parametrize(
+        "module",
+        [
+            nn.Sequential(nn.Linear(3, 2), nn.Softmax(-1)),
+            nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2)),
+            nn.LayerNorm(3),
+            WithNoise(nn.Sequential(nn.Linear(3, 2), nn.ReLU())),
+        ],
+    )
+    def test_a_network_that_ends_otherwise_has_none(self, module):
+        net = Net(module)
+        with pytest.raises(UserError, match="which this network does not have: append one"):
+            net.features(torch.ones(net.num_params), torch.ones(4, 3))
 
 
 @pytest.mark.parametrize(
@@ -255,7 +319,7 @@ def test_bayesian_net_without_noise_is_the_deterministic_net(quiet):
 class TestThetaInMemory:
     """A theta may lie in memory in any way, and be differentiated in any way."""
 
-    net = Net(mlp([3, 4, 2], "tanh")).fitted(lays_out=True)
+    net = Net(mlp([3, 4, 2], "tanh")).fitted(contiguous=True)
     columns, x = randn(net.num_params, 2, dtype=torch.float32), randn(5, 3, dtype=torch.float32)
 
     def test_columns_of_a_matrix(self):

@@ -81,7 +81,7 @@ class Plan:
 
     def fit(self, model: Model) -> Model:
         """The model as this plan computes it."""
-        net = model.net.fitted(self.convolutions, lays_out=self.compile and self.device == "cuda")
+        net = model.net.fitted(self.convolutions, contiguous=self.compile and self.device == "cuda")
         return model._replace(net=net, half=self.precision == "bf16")
 
 

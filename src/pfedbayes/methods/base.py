@@ -17,7 +17,8 @@ with `torch.func.vmap`. Client functions therefore must not branch on values, an
 
 Where to find what is not an argument:
 
-- Features phi(x) below the last layer: `model.net.features(theta, x)`; the size of that layer: `model.net.head_size`.
+- Features phi(x) below the last linear layer: `model.net.features(theta, model.inputs(x, theta.dtype))`. That layer
+  has `model.net.head_size` parameters.
 - The round number: count rounds in the client's state.
 - A mask of the last layer outside `step` and `adapt`, which receive the model: build it in `init` from `shapes`.
 - Noise that is not standard normal of shape (..., T): transform or slice the normal numbers of `noise_shape`.

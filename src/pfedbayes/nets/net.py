@@ -1,29 +1,29 @@
-"""A network is a function net(theta, x) of one flat vector of parameters; only this file knows layers."""
+"""A network as a function net(theta, x) of one flat parameter vector."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from pfedbayes.errors import UserError
-from pfedbayes.maths.likelihoods import Likelihood
 from pfedbayes.memory import in_memory
 from pfedbayes.nets.convolutions import Convolutions, replace_convolutions
 
 Init = Literal["torch", "kaiming", "normal"]
-Pixels = Literal["signed", "unit"]
 Function = Callable[[Tensor, Tensor], Tensor]  # of theta (T,) and inputs (n, ...)
 
 
 class Net:
-    """A `torch.nn.Module` seen as a function of theta (T,).
+    """A `torch.nn.Module` as a function of theta (T,).
 
-    Every parameter lies in theta, in the module's order. Modules with hidden state (buffers that change, dropout)
-    are refused: they could be neither Gaussian, nor averaged, nor batched over clients.
+    theta holds all parameters, in the module's order. Modules with hidden state (buffers, dropout) are refused: a
+    buffer can be neither Gaussian, nor averaged, nor batched over clients.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -45,61 +45,86 @@ class Net:
         self._sizes = [parameter.numel() for parameter in parameters.values()]
         self.num_params = sum(self._sizes)
         self.head_size = _last_layer_size(module)
-        self._lays_out = False
-        self._instead: Function | None = None
+        self._contiguous = False
+        self._wrapped: Function | None = None
         self.convolutional = any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
 
     def module(self, theta: Tensor) -> nn.Module:
-        """The module as it was given, with parameters theta (T,), apart from this one."""
+        """Return a copy of the original module with parameters theta (T,)."""
         module = copy.deepcopy(self._plain).to(theta.dtype)
-        parts = torch.split_with_sizes(theta.cpu(), self._sizes)
-        for parameter, part in zip(module.parameters(), parts, strict=True):
-            parameter.copy_(part.view(parameter.shape))
+        for parameter, part in zip(module.parameters(), self._parts(theta.cpu()), strict=True):
+            parameter.copy_(part)
         return module
 
     def __call__(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Outputs (n, ...) of the network with parameters theta (T,) at inputs x (n, ...)."""
-        if self._instead:
-            return self._instead(theta, x)
-        if self._lays_out:
-            theta = _LaidOut.apply(theta)  # type: ignore[no-untyped-call]
-        parts = torch.split_with_sizes(theta, self._sizes)  # slices would cost a zero vector each in the backward pass
-        return self.apply([part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)], x)
+        """Return the outputs (n, ...) of the network with parameters theta (T,) at inputs x (n, ...)."""
+        if self._wrapped:
+            return self._wrapped(theta, x)
+        if self._contiguous:
+            theta = _InMemory.apply(theta)  # type: ignore[no-untyped-call]
+        return self.apply(self._parts(theta), x)
+
+    def features(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Return the inputs (n, F) of the last linear layer: features @ W.T + b = net(theta, x).
+
+        With learned noise (`WithNoise`), the product gives the means without the noise column.
+        """
+        module, prefix = self._module, ""
+        if isinstance(module, WithNoise):
+            module, prefix = module.module, "module."
+        named = zip(self._names, self._parts(theta), strict=True)
+        parameters = {name.removeprefix(prefix): part for name, part in named if name.startswith(prefix)}
+        calls = _LinearCalls()
+        with calls:
+            outputs = torch.func.functional_call(module, parameters, (x,), tie_weights=self._ties)
+        if calls.last is None or calls.last[1] is not outputs:
+            raise UserError(
+                "features are the input of a final torch.nn.Linear, which this network does not have: append one"
+            )
+        return calls.last[0]
+
+    def _parts(self, theta: Tensor) -> list[Tensor]:
+        """Return the parameters as views of theta, in the module's order."""
+        parts = torch.split_with_sizes(theta, self._sizes)  # in the backward pass, slices cost a zero vector each
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def apply(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
-        """Outputs with these tensors as parameters, in the module's order; their sizes may differ from the module's."""
+        """Return the outputs with these parameters, in the module's order; shapes may differ from the module's."""
         parameters = dict(zip(self._names, parts, strict=True))
-        # To look for parameters with several names costs as much as a small network.
+        # Searching for tied parameters takes as long as a small network.
         outputs: Tensor = torch.func.functional_call(self._module, parameters, (x,), tie_weights=self._ties)
         return outputs
 
-    def fitted(self, convolutions: Convolutions = "native", lays_out: bool = False) -> Net:
-        """The same function with another way to compute its 2-d convolutions; lays_out: see `_LaidOut`."""
+    def fitted(self, convolutions: Convolutions = "native", contiguous: bool = False) -> Net:
+        """Return the same function, computed differently.
+
+        convolutions: how to compute 2-d convolutions; contiguous: write theta to memory first, see `in_memory`.
+        """
         other = copy.copy(self)
         other._module = replace_convolutions(copy.deepcopy(self._module), convolutions)
-        other._lays_out = lays_out
+        other._contiguous = contiguous
         return other
 
     def through(self, wrap: Callable[[Function], Function]) -> Net:
-        """The same function, computed as `wrap` of it does."""
+        """Return the same function, computed by `wrap(self)`."""
         other = copy.copy(self)
-        other._instead = wrap(self)
+        other._wrapped = wrap(self)
         return other
 
     def join(self, body: Tensor, head: Tensor) -> Tensor:
-        """The body of one theta with the head, the last layer, of another: (T,)."""
+        """Return theta (T,) with the last layer of `head` and all other layers of `body`."""
         cut = self.num_params - self.head_size
         return torch.cat([body[:cut], head[cut:]])
 
     def init(self, seed: int, scheme: Init) -> Tensor:
-        """A first theta (T,), always made on the CPU so that it does not depend on the device.
+        """Return initial parameters theta (T,), always made on the CPU so that they do not depend on the device.
 
-        torch: what the module's own layers do in `reset_parameters`; kaiming: N(0, 2/fan_in) weights and zero biases;
-        normal: N(0, 0.1^2) for weights and biases.
+        torch: the layers' own `reset_parameters`; kaiming: N(0, 2/fan_in) weights and zero biases; normal: N(0, 0.1^2)
+        weights and biases.
         """
         module = copy.deepcopy(self._module)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed would reset the GPU's streams too
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reset the GPU's generators
             for part in module.modules():
                 if callable(reset := getattr(part, "reset_parameters", None)):
                     reset()
@@ -114,8 +139,8 @@ class Net:
             return torch.cat([parameter.flatten() for parameter in module.parameters()])
 
 
-class _LaidOut(torch.autograd.Function):
-    """`in_memory`, with gradients: a bias would else be drawn anew wherever it is added."""
+class _InMemory(torch.autograd.Function):
+    """`in_memory`, with gradients. Without it, a compiler recomputes a sampled bias wherever it is added."""
 
     generate_vmap_rule = True
 
@@ -136,74 +161,26 @@ class _LaidOut(torch.autograd.Function):
         return tangent.view_as(tangent)
 
 
+class _LinearCalls(TorchFunctionMode):
+    """Remember the input and the output of the last linear layer that is called."""
+
+    last: tuple[Tensor, Tensor] | None = None
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func is functional.linear:
+            self.last = (args[0], output)
+        return output
+
+
 def _last_layer_size(module: nn.Module) -> int:
-    """Parameters of the last layer that has any; they are the tail of theta."""
+    """Return the number of parameters of the last layer that has any; they come last in theta."""
     own = [sum(p.numel() for p in part.parameters(recurse=False)) for part in module.modules()]
     return next(size for size in reversed(own) if size)
 
 
-class Batch(NamedTuple):
-    """A mini-batch of fixed shape: x (b, ...), y (b, ...), weight (b,) 1 for real rows and 0 for padding."""
-
-    x: Tensor
-    y: Tensor
-    weight: Tensor
-
-    @property
-    def size(self) -> Tensor:
-        """The number |B| of real examples."""
-        return self.weight.sum()
-
-
-class Model(NamedTuple):
-    """A network and the likelihood that scores its outputs: all that a method knows of the task."""
-
-    net: Net
-    likelihood: Likelihood
-    pixels: Pixels = "signed"
-    half: bool = False  # the network computes in bfloat16
-
-    def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Outputs of the network with parameters theta at raw inputs."""
-        return self._compute(theta, self.inputs(x, theta.dtype))
-
-    def stacked_outputs(self, thetas: Tensor, x: Tensor) -> Tensor:
-        """Outputs (K, n, ...) of the networks with parameters thetas (K, T) at the same raw inputs.
-
-        In turn: together they are no faster on a CPU, and on a GPU every network would get a copy of many inputs.
-        """
-        inputs = self.inputs(x, thetas.dtype)
-        return torch.stack([self._compute(theta, inputs) for theta in thetas])
-
-    def _compute(self, theta: Tensor, inputs: Tensor) -> Tensor:
-        if self.half:
-            return self.net(theta.bfloat16(), inputs.bfloat16()).to(theta.dtype)
-        return self.net(theta, inputs)
-
-    def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Images are stored as bytes; they are scaled to [-1, 1] ("signed") or [0, 1] ("unit") here and only here."""
-        if x.dtype != torch.uint8:
-            return x
-        fresh = x.to(dtype)  # changed in place: of large images every copy costs more than the arithmetic
-        return fresh.mul_(1 / 255) if self.pixels == "unit" else fresh.mul_(2 / 255).sub_(1)
-
-    def nll(self, theta: Tensor, batch: Batch) -> Tensor:
-        """-log p_theta(B), summed over the real examples of the batch."""
-        per_example = self.likelihood.nll(self.outputs(theta, batch.x), batch.y)
-        return (batch.weight * per_example).sum()
-
-    def grad_nll(self, theta: Tensor, batch: Batch) -> Tensor:
-        """Gradient of `nll` in theta."""
-        grad: Tensor = torch.func.grad(self.nll)(theta, batch)
-        return grad
-
-    def grad_loss(self, theta: Tensor, batch: Batch) -> Tensor:
-        """grad CE(theta; B): gradient of the mean of `nll` over the real examples of the batch."""
-        return self.grad_nll(theta, batch) / batch.size
-
-
 class WithNoise(nn.Module):
-    """A regression module with one learned output more: the rho of the noise sigma_eps, the same for every input."""
+    """A regression module with one more output: the learned rho of the noise sigma_eps, the same for every input."""
 
     def __init__(self, module: nn.Module, rho: float = 0.0) -> None:
         super().__init__()
@@ -211,6 +188,6 @@ class WithNoise(nn.Module):
         self.rho = nn.Parameter(torch.tensor([rho]))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs (n, d + 1): the module's d means and the constant rho."""
+        """Return outputs (n, d + 1): the module's d means and the constant rho."""
         means = self.module(x)
         return torch.cat([means, self.rho.expand(*means.shape[:-1], 1)], dim=-1)

@@ -1,0 +1,78 @@
+"""A mini-batch, and a network with the likelihood that scores its outputs."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pfedbayes.maths.likelihoods import Likelihood
+from pfedbayes.nets.net import Net
+
+Pixels = Literal["signed", "unit"]
+
+
+class Batch(NamedTuple):
+    """A mini-batch of fixed shape."""
+
+    x: Tensor
+    """Inputs (b, ...)."""
+    y: Tensor
+    """Targets (b, ...)."""
+    weight: Tensor
+    """1 for examples, 0 for padding (b,)."""
+
+    @property
+    def size(self) -> Tensor:
+        """The number |B| of examples without padding."""
+        return self.weight.sum()
+
+
+class Model(NamedTuple):
+    """A network and its likelihood: all that a method knows about the task."""
+
+    net: Net
+    likelihood: Likelihood
+    pixels: Pixels = "signed"
+    """Scale of image inputs: [-1, 1] ("signed") or [0, 1] ("unit")."""
+    half: bool = False
+    """Compute the network in bfloat16."""
+
+    def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Return the outputs of the network with parameters theta at raw inputs x."""
+        return self._compute(theta, self.inputs(x, theta.dtype))
+
+    def stacked_outputs(self, thetas: Tensor, x: Tensor) -> Tensor:
+        """Return the outputs (K, n, ...) of the networks with parameters thetas (K, T) at the same raw inputs.
+
+        Networks run one after another. vmap is no faster on a CPU, and on a GPU it copies the inputs K times.
+        """
+        inputs = self.inputs(x, thetas.dtype)
+        return torch.stack([self._compute(theta, inputs) for theta in thetas])
+
+    def _compute(self, theta: Tensor, inputs: Tensor) -> Tensor:
+        if self.half:
+            return self.net(theta.bfloat16(), inputs.bfloat16()).to(theta.dtype)
+        return self.net(theta, inputs)
+
+    def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the inputs of the network: bytes scaled as `pixels` says, anything else unchanged."""
+        if x.dtype != torch.uint8:
+            return x
+        fresh = x.to(dtype)  # in place: a copy of large images costs more than the arithmetic
+        return fresh.mul_(1 / 255) if self.pixels == "unit" else fresh.mul_(2 / 255).sub_(1)
+
+    def nll(self, theta: Tensor, batch: Batch) -> Tensor:
+        """Return -log p_theta(B), summed over the examples of the batch with their weights."""
+        per_example = self.likelihood.nll(self.outputs(theta, batch.x), batch.y)
+        return (batch.weight * per_example).sum()
+
+    def grad_nll(self, theta: Tensor, batch: Batch) -> Tensor:
+        """Return the gradient of `nll` in theta."""
+        grad: Tensor = torch.func.grad(self.nll)(theta, batch)
+        return grad
+
+    def grad_loss(self, theta: Tensor, batch: Batch) -> Tensor:
+        """Return grad CE(theta; B), the gradient of the mean of `nll` over the examples of the batch."""
+        return self.grad_nll(theta, batch) / batch.size
