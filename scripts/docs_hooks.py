@@ -6,12 +6,15 @@ a page of its own, with its text on it.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import json
 import posixpath
 import re
 import sys
+import textwrap
+from itertools import pairwise
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -102,15 +105,29 @@ def methods_page() -> str:
 
 def method_section(name: str, method: type[Method]) -> str:
     summary = inspect.getdoc(sys.modules[method.__module__]) or ""
+    meanings = field_docstrings(method)
     rows = "".join(
-        f"| `{field.name}` | `{json.dumps(field.default)}` | `{field.type}` |\n" for field in dataclasses.fields(method)
+        f"| `{field.name}` | `{json.dumps(field.default)}` | `{field.type}` | {meanings[field.name]} |\n"
+        for field in dataclasses.fields(method)
     )
-    settings = f"| setting | default | type |\n|---|---|---|\n{rows}" if rows else "It has no settings.\n"
+    settings = f"| setting | default | type | meaning |\n|---|---|---|---|\n{rows}" if rows else "It has no settings.\n"
     return (
         f"## {method.about.title} {{ #{name} }}\n\n"
         f"{method.about.reference}. Learns {method.about.learns}.\n\n{summary}\n\n"
         f"{inspect.getdoc(method)}\n\n{settings}"
     )
+
+
+def field_docstrings(cls: type) -> dict[str, str]:
+    """Return the docstring below each field of a class, on one line."""
+    definitions = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    statements = [statement for each in definitions if isinstance(each, ast.ClassDef) for statement in each.body]
+    return {
+        field.target.id: " ".join(below.value.value.split())
+        for field, below in pairwise(statements)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str)
+    }
 
 
 def models(method: type[Method]) -> str:

@@ -14,8 +14,6 @@ from torch import Tensor
 from pfedbayes.maths.gaussian import MeanField, grad_in_rho, sigma
 from pfedbayes.maths.optim import Adam, adam_of, sgd
 
-Optimizer = Literal["adam", "sgd"]
-
 
 class MovingGaussian(NamedTuple):
     """A Gaussian during descent; every tensor belongs to it alone."""
@@ -47,7 +45,9 @@ def join_rows(moving: MovingGaussian) -> tuple[Tensor, Adam[Tensor]]:
     return torch.stack([moving.mu, moving.rho]), Adam(torch.stack(mean), torch.stack(square), *weights)
 
 
-def descend(moving: MovingGaussian, grad: MeanField, rate: float, optimizer: Optimizer = "adam") -> MovingGaussian:
+def descend(
+    moving: MovingGaussian, grad: MeanField, rate: float, optimizer: Literal["adam", "sgd"] = "adam"
+) -> MovingGaussian:
     """Take one step against the gradient in (mu, sigma). Adam overwrites the memory of `moving`."""
     mu, rho, _, state = moving
     grad_rho = grad_in_rho(grad.sigma, rho)

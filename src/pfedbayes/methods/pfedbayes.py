@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pfedbayes.constraints import AtLeastOne, NonNegative
-from pfedbayes.maths.descent import MovingGaussian, Optimizer, descend, join_rows, split_rows
+from pfedbayes.maths.descent import MovingGaussian, descend, join_rows, split_rows
 from pfedbayes.maths.gaussian import (
     MeanField,
     Moments,
@@ -56,9 +56,10 @@ class LocalGaussians(NamedTuple):
 
 @dataclass(frozen=True)
 class PFedBayes(Method):
-    """The first group of fields are the hyper-parameters of Algorithm 1, with the paper's values as defaults.
+    """Algorithm 1 of the paper, and variations of it.
 
-    The second group changes the algorithm. Its defaults are Algorithm 1; `extensions` names the fields that differ.
+    The fields up to `beta` are the hyper-parameters of Algorithm 1, with the paper's values as defaults. The fields from
+    `server` on change the algorithm: their defaults give Algorithm 1, and `extensions` names those that differ.
     """
 
     zeta: NonNegative[float] = 10.0
@@ -74,6 +75,7 @@ class PFedBayes(Method):
     beta: NonNegative[float] = 1.0
     """Server mixing."""
 
+    # What follows changes Algorithm 1; the defaults do not.
     server: Literal["average", "average-sigma", "barycentre"] = "average"
     """What the server averages: (mu, rho) as in Algorithm 1, (mu, sigma), or the KL barycentre of Lemma A.2."""
     noise_std: NonNegative[float] = 1.0
@@ -84,7 +86,7 @@ class PFedBayes(Method):
     """Start q at the received w in every round, instead of keeping it."""
     prior: Literal["moving", "fixed"] = "moving"
     """Prior of q: the localized global model ("moving") or the received one ("fixed")."""
-    optimizer: Optimizer = "adam"
+    optimizer: Literal["adam", "sgd"] = "adam"
     """Optimizer of q and w. Plain gradient descent ("sgd") diverges at the paper's learning rates."""
     scale: Literal["data", "batch"] = "data"
     """Weight of the likelihood in Eq. (27): n/b ("data"), or 1 ("batch")."""
