@@ -58,8 +58,8 @@ class LocalGaussians(NamedTuple):
 class PFedBayes(Method):
     """Algorithm 1 of the paper, and variations of it.
 
-    The fields up to `beta` are the hyper-parameters of Algorithm 1, with the paper's values as defaults. The fields from
-    `server` on change the algorithm: their defaults give Algorithm 1, and `extensions` names those that differ.
+    The fields up to `beta` are the hyper-parameters of Algorithm 1, with the paper's values as defaults. The other
+    fields change the algorithm: their defaults give Algorithm 1, and `extensions` names those that differ.
     """
 
     zeta: NonNegative[float] = 10.0
