@@ -1,14 +1,17 @@
-"""Algorithm 1 of the paper as plain loops: to be read beside it, and to test the package against.
+"""Algorithm 1 of the paper as plain loops: read it beside the paper. The package is tested against it.
 
-One client after another, one step after another, one draw of the weights after another; torch.distributions for the
-objectives, autograd for their gradients, torch.optim.Adam for both models. Nothing is imported from the package.
+It loops over clients, steps and weight draws. torch.distributions gives the objectives, autograd their gradients, and
+torch.optim.Adam updates both models. It imports nothing from the package.
 
     python examples/naive_pfedbayes.py
 
-Letters are the paper's: v = (mu, rho), (2, T), is a Gaussian over the T weights with sigma = log(1 + exp(rho)); v_w a
-client's copy of the shared one (the localized global model); g standard normal noise; zeta the weight of the KL term;
-n the examples of a client, b those of a batch; K draws of the weights; R local steps; S clients averaged; beta the
-mixing of the server; eta_1 and eta_2 the rates of v and v_w.
+The letters are the paper's:
+
+- v = (mu, rho), (2, T): a Gaussian over the T weights, with sigma = log(1 + exp(rho))
+- v_w: a client's copy of the shared Gaussian (the localized global model)
+- g: standard normal noise; K: weight draws per step; zeta: weight of the KL term
+- n: examples of a client; b: examples of a batch; R: local steps; S: clients averaged per round
+- beta: mixing of the server; eta_1, eta_2: learning rates of v and v_w
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,38 +26,38 @@ Step = tuple[Tensor, Tensor, Tensor]  # a batch x (b, ...), y (b,) and the noise
 
 
 def q(v: Tensor) -> Normal:
-    """The distribution of the weights: each on its own, theta_m ~ N(mu_m, sigma_m^2)."""
+    """Return the distribution of the weights: independent, theta_m ~ N(mu_m, sigma_m^2)."""
     mu, rho = v
     return Normal(mu, softplus(rho))
 
 
 def h(v: Tensor, g: Tensor) -> Tensor:
-    """Eq. (26): the weights theta = mu + log(1 + exp(rho)) g."""
+    """Return the weights theta = mu + log(1 + exp(rho)) g, Eq. (26)."""
     mu, rho = v
     return mu + softplus(rho) * g
 
 
 def network(module: nn.Module, theta: Tensor, x: Tensor) -> Tensor:
-    """Outputs of the module with the weights theta (T,)."""
+    """Return the outputs of the module with the weights theta (T,)."""
     parts = torch.split_with_sizes(theta, [weight.numel() for weight in module.parameters()])
     weights = {name: part.view_as(w) for (name, w), part in zip(module.named_parameters(), parts, strict=True)}
     return torch.func.functional_call(module, weights, (x,))
 
 
 def omega(module: nn.Module, v: Tensor, v_w: Tensor, step: Step, n: int, zeta: float) -> Tensor:
-    """Eq. (27): -(n/b) (1/K) sum_j sum_k log p_{h(v, g_k)}(D_j) + zeta KL(q_v || w)."""
+    """Return -(n/b) (1/K) sum_j sum_k log p_{h(v, g_k)}(D_j) + zeta KL(q_v || w), Eq. (27)."""
     x, y, g = step
     minus_log_p = sum(cross_entropy(network(module, h(v, g_k), x), y, reduction="sum") for g_k in g)
     return (n / len(y)) * (1 / len(g)) * minus_log_p + zeta * kl_divergence(q(v), q(v_w.detach())).sum()
 
 
 def omega_w(v: Tensor, v_w: Tensor) -> Tensor:
-    """Eq. (28): KL(q_v || w), as a function of the localized global model."""
+    """Return KL(q_v || w), Eq. (28), as a function of the localized global model."""
     return kl_divergence(q(v.detach()), q(v_w)).sum()
 
 
 class Client:
-    """What a client keeps from round to round: its model v, room for v_w, and the Adam states of both."""
+    """What a client keeps between rounds: its model v, memory for v_w, and the Adam states of both."""
 
     def __init__(self, v: Tensor, n: int, eta_1: float, eta_2: float) -> None:
         self.n = n
@@ -62,7 +65,7 @@ class Client:
         self.adam, self.adam_w = torch.optim.Adam([self.v], lr=eta_1), torch.optim.Adam([self.v_w], lr=eta_2)
 
     def update(self, module: nn.Module, v: Tensor, steps: Iterable[Step], zeta: float) -> Tensor:
-        """ClientUpdate(i, v^t): v_w starts at v^t; then, R times, a step on Omega for v and one on Omega_w for v_w."""
+        """Run ClientUpdate(i, v^t): start v_w at v^t; R times, take a step on Omega for v and one on Omega_w for v_w."""
         self.v_w.data.copy_(v)
         for step in steps:
             self.adam.zero_grad()
@@ -86,9 +89,9 @@ def algorithm_1(
     eta_2: float = 0.001,
     beta: float = 1.0,
 ) -> Iterator[tuple[Tensor, list[Tensor]]]:
-    """Yields the shared v and the clients' own after each round.
+    """Yield the shared v and the clients' v after each round.
 
-    draw(i, t, r) gives batch and noise of client i in round t = 1, 2, ... at step r; choose(t) the random set S^t.
+    draw(i, t, r) returns batch and noise of client i in round t = 1, 2, ... at step r. choose(t) returns the set S^t.
     """
     clients = [Client(v, n, eta_1, eta_2) for n in sizes]
     for t in count(1):
@@ -102,13 +105,13 @@ def algorithm_1(
 
 
 def accuracy(module: nn.Module, v: Tensor, x: Tensor, y: Tensor) -> float:
-    """Percentage right of the prediction averaged over ten draws of the weights."""
+    """Return the accuracy in percent of the prediction averaged over ten weight draws."""
     outputs = [network(module, h(v, torch.randn(v.shape[1])), x).softmax(-1) for _ in range(10)]
     return 100 * float((sum(outputs).argmax(-1) == y).float().mean())
 
 
 def main() -> None:
-    """Six clients: the even ones hold the classes 0-2, the odd ones 3-5, which look much like 0-2."""
+    """Train six clients: the even ones hold the classes 0-2, the odd ones 3-5, which look much like 0-2."""
     torch.manual_seed(1)
     sizes, R, K, b = [30, 60, 90, 120, 60, 90], 20, 1, 20  # noqa: N806
     module = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 6))
@@ -124,8 +127,8 @@ def main() -> None:
         return x[rows], y[rows], torch.randn(K, num_weights)
 
     rounds = algorithm_1(module, v_0, sizes, draw, lambda t: range(6), R, zeta=1.0, eta_1=0.01, eta_2=0.01)
-    for t, (v, own) in zip(range(1, 11), rounds, strict=False):
-        personal = sum(accuracy(module, v_i, *test) for v_i, test in zip(own, tests, strict=True)) / 6
+    for t, (v, v_clients) in zip(range(1, 11), rounds, strict=False):
+        personal = sum(accuracy(module, v_i, *test) for v_i, test in zip(v_clients, tests, strict=True)) / 6
         shared = sum(accuracy(module, v, *test) for test in tests) / 6
         print(f"round {t:2}  personal model {personal:5.1f} %  shared model {shared:5.1f} %")
 

@@ -1,4 +1,4 @@
-"""How much memory there is, who keeps it, and what is kept in it."""
+"""Memory of the host and of the device: size, allocation, layout of tensors."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-# Of mallopt, from glibc's malloc.h.
+# Parameters of mallopt, from glibc's malloc.h.
 TRIM_THRESHOLD, MMAP_MAX = -1, -4
-MOST_KEPT = 2**31 - 1  # bytes; it takes no more
+MOST_KEPT = 2**31 - 1  # bytes, the largest value that mallopt accepts
 
 
 def host_memory() -> int:
-    """Bytes of memory that this process may hope for."""
+    """Return the bytes of memory that this process may use: physical memory, or the container's limit."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with contextlib.suppress(OSError, ValueError):  # "max", or no such file: no limit
+    with contextlib.suppress(OSError, ValueError):  # the file is missing or says "max": no limit
         return min(physical, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return physical
 
 
 @cache
 def keep_freed_memory() -> None:
-    """Let the C library keep what is freed for what is allocated next, up to two GB.
+    """Let the C library keep up to 2 GB of freed memory for later allocations.
 
-    Large tensors it would give back to the system at once, and get anew page by page, each of which is cleared first:
-    that takes several times as long as to write to memory that one has. Whoever has set up the library stays in charge;
-    other libraries than glibc are left as they are.
+    By default glibc returns large tensors to the system at once. The system then hands out cleared pages again, which
+    takes several times as long as writing to memory that the process already has. Settings of the user in the
+    environment take precedence. Other C libraries do not change.
     """
     if "GLIBC_TUNABLES" in os.environ or any(name.startswith("MALLOC_") for name in os.environ):
         return
-    with contextlib.suppress(AttributeError):  # no such function
+    with contextlib.suppress(AttributeError):  # not glibc
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(MMAP_MAX, 0)
         mallopt(TRIM_THRESHOLD, MOST_KEPT)
@@ -44,7 +44,7 @@ def keep_freed_memory() -> None:
 
 @contextlib.contextmanager
 def without_collecting() -> Iterator[None]:
-    """No garbage is collected: a recording for a GPU that is thrown away while another is being made would spoil it."""
+    """Pause garbage collection. Freeing a CUDA graph while another one is being captured would break the capture."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -55,16 +55,16 @@ def without_collecting() -> Iterator[None]:
 
 
 def give_back_locked_memory() -> None:
-    """Let the system have page-locked memory that nobody uses any more; the oldest versions of torch keep it."""
+    """Return unused page-locked memory to the system, if this version of torch can."""
     getattr(torch.accelerator, "empty_host_cache", lambda: None)()
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """The values on a device. A GPU is not waited for: it fetches them when it comes to that."""
+    """Copy values to a device, asynchronously if it is a GPU."""
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
 
 def in_memory(values: Tensor) -> Tensor:
-    """The values as they are: the compiler for GPUs would else compute them anew wherever they are used."""
+    """Return the values, written to memory. Otherwise the GPU compiler recomputes them wherever they are used."""
     values = values.contiguous()
     return values.as_strided(values.shape, values.stride())

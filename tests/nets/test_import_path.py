@@ -76,10 +76,10 @@ def test_its_settings_survive_a_config():
     [
         ("my_netz:MyNet", {}, "cannot import 'my_netz' (ModuleNotFoundError"),
         ("my_nets:MyNe", {}, "did you mean 'MyNet'?"),
-        ("my_nets:CONSTANT", {}, "is no class or function"),
+        ("my_nets:CONSTANT", {}, "is not a class or function"),
         ("my_nets:MyNet", {"wide": 3}, "wide=3): TypeError"),
-        ("my_nets:no_module", {}, "made a str"),
-        ("my_nets:too_wide", {}, "turns 2 examples into shape (2, 3): it must be (2, 2)"),
+        ("my_nets:no_module", {}, "returns a str"),
+        ("my_nets:too_wide", {}, "maps 2 examples to shape (2, 3): it must be (2, 2)"),
         ("my_nets:other_inputs", {}, "cannot take inputs of shape (2, 5): RuntimeError"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Upper bounds on an error rate that is seen through finitely many examples. Plain numbers, double precision."""
+"""Confidence bounds on an error rate, given a finite number of examples. Python floats, double precision."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 
 
 def binary_kl(q: float, p: float) -> float:
-    """kl(q || p) = q log(q/p) + (1-q) log((1-q)/(1-p)), the divergence of two coins."""
+    """Return kl(q || p) = q log(q/p) + (1-q) log((1-q)/(1-p)), the KL divergence of Bernoulli distributions."""
     return sum(a * math.log(a / b) if b > 0 else math.inf for a, b in ((q, p), (1 - q, 1 - p)) if a > 0)
 
 
 def kl_inverse(q: float, divergence: float) -> float:
-    """The largest p with kl(q || p) <= divergence."""
+    """Return the largest p with kl(q || p) <= divergence."""
     return _last(lambda p: binary_kl(q, p) <= divergence, q)
 
 
 def at_most(errors: int, trials: int, rate: float) -> float:
-    """P(X <= errors) for X binomial with so many trials of this rate."""
+    """Return P(X <= errors) for X ~ Binomial(trials, rate)."""
     if errors >= trials or rate <= 0:
         return 1.0
     if rate >= 1:
@@ -31,34 +31,40 @@ def at_most(errors: int, trials: int, rate: float) -> float:
 
 
 def binomial_upper(errors: int, trials: int, delta: float) -> float:
-    """Clopper and Pearson's upper bound, exact in finite samples: with probability at least 1 - delta the rate behind
-    so many errors in so many independent trials is no larger."""
+    """Return the Clopper–Pearson upper bound on the rate, given `errors` in independent trials.
+
+    The rate is at most this bound with probability at least 1 - delta, in finite samples.
+    """
     return _last(lambda rate: at_most(errors, trials, rate) >= delta, errors / trials) if trials else 1.0
 
 
 def binomial_lower(errors: int, trials: int, delta: float) -> float:
-    """The same from below."""
+    """Return the Clopper–Pearson lower bound."""
     return 1 - binomial_upper(trials - errors, trials, delta)
 
 
 def sampled_mean_upper(mean: float, draws: int, delta: float) -> float:
-    """With probability at least 1 - delta the expectation of independent numbers in [0, 1] is no larger, given the
-    mean of so many of them (Hoeffding 1963, Theorem 1)."""
+    """Return an upper bound on the expectation of independent numbers in [0, 1], given the mean of some draws.
+
+    It holds with probability at least 1 - delta (Hoeffding 1963, Theorem 1).
+    """
     return kl_inverse(mean, math.log(1 / delta) / draws)
 
 
 def pac_bayes_kl(gibbs: float, kl: float, size: int, delta: float) -> float:
-    """Seeger (2002) and Maurer (2004): with probability at least 1 - delta, for all posteriors at once, the Gibbs error
-    is at most the p with kl(gibbs || p) = (kl + log(2 sqrt(size) / delta)) / size.
+    """Return the PAC-Bayes-kl bound on the Gibbs error (Seeger 2002, Maurer 2004).
 
-    gibbs: the posterior's expected error on `size` examples; kl: its divergence in nats from a prior that was fixed
-    before these examples were seen.
+    It is the p with kl(gibbs || p) = (kl + log(2 sqrt(size) / delta)) / size. With probability at least 1 - delta it
+    holds for all posteriors at once.
+
+    gibbs: the posterior's expected error on `size` examples. kl: its KL divergence in nats from a prior that does not
+    depend on these examples.
     """
     return kl_inverse(gibbs, (kl + math.log(2 * math.sqrt(size) / delta)) / size)
 
 
 def _last(holds: Callable[[float], bool], low: float) -> float:
-    """The largest number in [low, 1] up to which a condition holds, by bisection, rounded to the safe side."""
+    """Return the largest number in [low, 1] up to which a condition holds, by bisection, rounded upwards."""
     high = 1.0
     for _ in range(60):
         middle = (low + high) / 2

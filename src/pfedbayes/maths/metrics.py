@@ -1,6 +1,6 @@
-"""Accuracy, calibration and uncertainty from a stack of K predictions, one per draw of the weights.
+"""Accuracy, calibration and uncertainty of K predictions, one per draw of the weights.
 
-All functions take any number of leading axes, so that many models can be scored at once.
+All functions accept leading axes, so that they can score many models at once.
 """
 
 from __future__ import annotations
@@ -22,66 +22,71 @@ BINS = 15  # confidence bins of the calibration errors
 
 
 def log_average(outputs: Tensor) -> Tensor:
-    """Log-probabilities (n, C) of the averaged prediction of logits (K, n, C)."""
+    """Return the log-probabilities (n, C) of the averaged prediction of logits (K, n, C)."""
     log_probs = _log_softmax(outputs)
     draws = outputs.shape[-3]
     return log_probs.squeeze(-3) if draws == 1 else log_probs.logsumexp(-3) - math.log(draws)
 
 
 def _log_softmax(outputs: Tensor) -> Tensor:
-    """torch's own, which is four times slower on a CPU where there are few classes."""
+    """Return the log-softmax. torch's function is four times slower on a CPU if there are few classes."""
     return outputs - outputs.logsumexp(-1, keepdim=True)
 
 
 def log_label_prior(counts: Tensor) -> Tensor:
-    """A client's log-probabilities of the labels (C,) before it sees an input, from its training counts (C,), smoothed
-    by half an example per label (Jeffreys' Dirichlet prior)."""
+    """Return a client's log-probabilities of the labels (C,) before it sees an input, from its training counts (C,).
+
+    Half an example per label smooths the counts (Jeffreys' Dirichlet prior).
+    """
     return torch.log((counts + 0.5) / (counts + 0.5).sum())
 
 
 def accuracy(log_probs: Tensor, y: Tensor) -> Tensor:
-    """Percentage of examples whose most probable label is right."""
+    """Return the percentage of examples whose most probable label is right."""
     return 100 * (log_probs.argmax(-1) == y).to(log_probs.dtype).mean(-1)
 
 
 def nll(log_probs: Tensor, y: Tensor) -> Tensor:
-    """Mean negative log-probability of the true label."""
+    """Return the mean negative log-probability of the true label."""
     return -log_probs.gather(-1, y[..., None]).squeeze(-1).mean(-1)
 
 
 def brier(log_probs: Tensor, y: Tensor) -> Tensor:
-    """Mean squared distance between the probabilities and the indicator of the true label (0 to 2)."""
+    """Return the mean squared distance between the probabilities and the one-hot true label (0 to 2)."""
     probs = log_probs.exp()
     return (probs.square().sum(-1) - 2 * probs.gather(-1, y[..., None]).squeeze(-1) + 1).mean(-1)
 
 
 class Reliability(NamedTuple):
-    """Sums per confidence bin, so that clients can be added up: each (BINS,)."""
+    """Sums per confidence bin, each (BINS,). The sums of several clients add up."""
 
     confidence: Tensor
+    """Sum of confidences."""
     correct: Tensor
+    """Number of correct predictions."""
     total: Tensor
+    """Number of predictions."""
 
 
 def reliability(log_probs: Tensor, y: Tensor) -> Reliability:
-    """How often predictions of a given confidence are right."""
+    """Return how often predictions of a given confidence are right."""
     surest, label = log_probs.max(-1)
     confidence, correct = surest.exp(), (label == y).to(log_probs.dtype)
-    # Bins are (lower, upper], as in the common definition; a confidence of 0 cannot occur.
+    # Bins are (lower, upper], as usual; a confidence of 0 cannot occur.
     index = (torch.ceil(confidence * BINS) - 1).clamp(0, BINS - 1).long()
-    # A product adds up in a fixed order on every device.
+    # A matrix product sums in a fixed order on every device.
     weight = log_probs.new_zeros(*index.shape, BINS).scatter(-1, index[..., None], 1.0)
     sums = torch.stack([confidence, correct, torch.ones_like(correct)], -2) @ weight
     return Reliability(*sums.unbind(-2))
 
 
 def ece(sums: Reliability) -> Tensor:
-    """Expected calibration error: mean gap between confidence and accuracy, weighted by bin counts."""
+    """Return the expected calibration error: the mean gap of confidence and accuracy, weighted by bin counts."""
     return (sums.confidence - sums.correct).abs().sum(-1) / sums.total.sum(-1)
 
 
 def adaptive_ece(log_probs: Tensor, y: Tensor) -> Tensor:
-    """Calibration error over BINS bins that hold equally many examples (Nguyen and O'Connor 2015)."""
+    """Return the calibration error over BINS bins of equal counts (Nguyen and O'Connor 2015)."""
     confidence, label = log_probs.exp().max(-1)
     order = confidence.argsort(-1)
     gap = (confidence - (label == y).to(confidence.dtype)).gather(-1, order)
@@ -90,16 +95,19 @@ def adaptive_ece(log_probs: Tensor, y: Tensor) -> Tensor:
 
 
 def confidence(log_probs: Tensor) -> Tensor:
-    """The probability of the most probable label, as the logarithm of one over its complement: it tells sure
-    predictions apart where the probability itself is rounded to 1."""
+    """Return -log(1 - p) for the probability p of the most probable label.
+
+    It distinguishes predictions whose p rounds to 1.
+    """
     others = log_probs.scatter(-1, log_probs.argmax(-1, keepdim=True), -torch.inf)
     return -others.logsumexp(-1)
 
 
 def risk_coverage(score: Tensor, wrong: Tensor) -> Tensor:
-    """Error rate among the k examples with the highest scores (..., n), for k = 1 ... n: the risk at coverage k/n.
+    """Return the error rate among the k examples with the highest scores (..., n), for k = 1 ... n.
 
-    Where scores are equal, none of the examples goes before the others: they count with their mean error."""
+    This is the risk at coverage k/n. Examples with equal scores count with their mean error.
+    """
     score, order = score.sort(-1, descending=True)
     _, group = _ranks(score)
     count = torch.zeros_like(score).scatter_add(-1, group, torch.ones_like(score))
@@ -109,12 +117,12 @@ def risk_coverage(score: Tensor, wrong: Tensor) -> Tensor:
 
 
 def aurc(score: Tensor, wrong: Tensor) -> Tensor:
-    """Area under the risk-coverage curve: the mean error rate over all coverages (0 is best)."""
+    """Return the area under the risk-coverage curve: the mean error rate over all coverages (0 is best)."""
     return risk_coverage(score, wrong).mean(-1)
 
 
 def auroc(negative: Tensor, positive: Tensor) -> Tensor:
-    """Probability that a positive score (..., m) exceeds a negative one (..., n), equal ones counting half."""
+    """Return the probability that a positive score (..., m) exceeds a negative one (..., n); ties count half."""
     scores = torch.cat([negative, positive], -1).double()
     ascending, order = scores.sort(-1)
     mean_rank, group = _ranks(ascending)
@@ -124,7 +132,7 @@ def auroc(negative: Tensor, positive: Tensor) -> Tensor:
 
 
 def _ranks(ordered: Tensor) -> tuple[Tensor, Tensor]:
-    """For sorted scores (..., n) the mean rank 1 ... n of each group of equal ones, and each score's group."""
+    """Return the mean rank 1 ... n of each group of equal scores, and the group of each sorted score (..., n)."""
     changes = (ordered[..., 1:] != ordered[..., :-1]).long()
     group = torch.cat([torch.zeros_like(changes[..., :1]), changes.cumsum(-1)], -1)
     place = torch.arange(1, ordered.shape[-1] + 1, dtype=ordered.dtype, device=ordered.device).expand_as(ordered)
@@ -134,39 +142,40 @@ def _ranks(ordered: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def entropy(log_probs: Tensor) -> Tensor:
-    """Entropy of each predictive distribution, in nats: the total uncertainty."""
+    """Return the entropy of each predictive distribution in nats: the total uncertainty."""
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
 class Doubt(NamedTuple):
-    """The uncertainty of each prediction in nats: total = aleatoric + epistemic.
-
-    Aleatoric is what every draw of the weights is unsure about by itself, and no data would remove. Epistemic is what
-    the draws disagree about, the mutual information of label and weights: more data of the kind would remove it."""
+    """The uncertainty of each prediction in nats: total = aleatoric + epistemic."""
 
     total: Tensor
+    """Entropy of the averaged prediction."""
     aleatoric: Tensor
+    """Mean entropy of single draws of the weights. More data does not reduce it."""
     epistemic: Tensor
+    """Disagreement between draws: the mutual information of label and weights. More data reduces it."""
 
 
 def doubt(outputs: Tensor, log_probs: Tensor | None = None) -> Doubt:
-    """The entropy of the averaged prediction (n, C) of logits (K, n, C), split in two: each (n,)."""
+    """Split the entropy of the averaged prediction (n, C) of logits (K, n, C) into its two parts, each (n,)."""
     total = entropy(log_average(outputs) if log_probs is None else log_probs)
     if outputs.shape[-3] == 1:
         return Doubt(total, total, torch.zeros_like(total))
-    aleatoric = torch.minimum(entropy(_log_softmax(outputs)).mean(-2), total)  # but for rounding it is less
+    aleatoric = torch.minimum(entropy(_log_softmax(outputs)).mean(-2), total)  # larger only by rounding
     return Doubt(total, aleatoric, total - aleatoric)
 
 
 def mutual_information(outputs: Tensor) -> Tensor:
-    """Entropy of the average minus the average entropy of logits (K, n, C): the epistemic uncertainty, (n,)."""
+    """Return the epistemic uncertainty (n,) of logits (K, n, C): entropy of the average minus average entropy."""
     return doubt(outputs).epistemic
 
 
 def temperature(log_probs: Tensor, y: Tensor) -> Tensor:
-    """The T of Guo et al. (2017) that minimises the NLL of softmax(log_probs / T) for log_probs (..., n, C): (...,).
+    """Return the temperatures T (...,) that minimise the NLL of softmax(log_probs / T), for log_probs (..., n, C).
 
-    The NLL is convex in 1/T, so its slope is bisected, over 1/64 <= T <= 64.
+    Temperature scaling is due to Guo et al. (2017). The NLL is convex in 1/T, so bisection of its slope finds the
+    minimum in 1/64 <= T <= 64.
     """
     low, high = (torch.full_like(log_probs[..., 0, 0], end, dtype=torch.float64) for end in (2.0**-6, 2.0**6))
     logits, true = log_probs.double(), log_probs.double().gather(-1, y[..., None]).squeeze(-1)
@@ -179,21 +188,22 @@ def temperature(log_probs: Tensor, y: Tensor) -> Tensor:
 
 
 def tempered(log_probs: Tensor, temperature: Tensor) -> Tensor:
-    """Log-probabilities (..., n, C) at temperatures (...,)."""
+    """Return the log-probabilities (..., n, C) at temperatures (...,)."""
     return _log_softmax(log_probs / temperature[..., None, None])
 
 
 class Gaussians(NamedTuple):
-    """Predictions of a regression, each (..., n, d): mean, standard deviation, and the part of it that comes from not
-    knowing the model."""
+    """Predictions of a regression, each (..., n, d)."""
 
     mean: Tensor
     deviation: Tensor
+    """Standard deviation of the target."""
     model_deviation: Tensor
+    """Its part that comes from the uncertainty about the model."""
 
 
 def moments(likelihood: Regression, outputs: Tensor) -> Gaussians:
-    """Mean and deviations of the mixture of the K predictions."""
+    """Return the mean and the deviations of the mixture of the K predictions."""
     means, noise = likelihood.mean_and_noise(outputs)
     mean = means.mean(-3)
     between = (means - mean.unsqueeze(-3)).square().mean(-3)
@@ -201,10 +211,11 @@ def moments(likelihood: Regression, outputs: Tensor) -> Gaussians:
 
 
 def regression_scores(likelihood: Regression, outputs: Tensor, y: Tensor) -> Tensor:
-    """RMSE of the predictive mean, NLL of the mixture of the K predictions, the share (in percent) of targets inside
-    the central 90 % interval of the Gaussian with the mixture's mean and variance, and the mean of its deviation and
-    of that part of it which comes from the model; all but the share in the units that targets had before they were
-    divided by `likelihood.unit`."""
+    """Return the metrics METRICS["regression"] of the mixture of the K predictions, in the targets' original units.
+
+    coverage: percentage of targets in the central 90 % interval of the Gaussian with the mixture's mean and variance.
+    deviation, model_deviation: means over examples, see `Gaussians`.
+    """
     mean, deviation, model_deviation = moments(likelihood, outputs)
     log_density = torch.logsumexp(-likelihood.nll(outputs, y.unsqueeze(-3)), dim=-2) - math.log(outputs.shape[-3])
     inside = erf((y - mean).abs() / (deviation * math.sqrt(2))) <= 0.9
@@ -216,7 +227,7 @@ def regression_scores(likelihood: Regression, outputs: Tensor, y: Tensor) -> Ten
 
 
 def scores(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
-    """The figures METRICS[task] of the averaged prediction of outputs (K, n, ...) for targets y (n, ...)."""
+    """Return the metrics METRICS[task] of the averaged prediction of outputs (K, n, ...) for targets y (n, ...)."""
     if isinstance(likelihood, Regression):
         return regression_scores(likelihood, outputs, y)
     log_probs = log_average(outputs)

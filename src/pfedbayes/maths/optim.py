@@ -1,4 +1,7 @@
-"""First-order optimisers as functions on tensors, for one model or a batch of them; pure unless told otherwise."""
+"""First-order optimizers as functions on tensors, for one model or a batch of models.
+
+They are pure, except `adam_of` with `reuse=True`.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,23 @@ from torch.optim.adam import adam as fused_adam
 
 
 def sgd(theta: Tensor, grad: Tensor, rate: float) -> Tensor:
-    """theta - rate * grad."""
+    """Return theta - rate * grad."""
     return theta - rate * grad
 
 
 class Momentum(NamedTuple):
-    """The decaying sum of past steps."""
+    """The decaying sum of past gradients."""
 
     velocity: Tensor
 
 
 def momentum_init(theta: Tensor) -> Momentum:
-    """Momentum before its first step."""
+    """Return the momentum before the first step."""
     return Momentum(torch.zeros_like(theta))
 
 
 def momentum(theta: Tensor, grad: Tensor, state: Momentum, rate: float, decay: float) -> tuple[Tensor, Momentum]:
-    """One step of gradient descent with heavy-ball momentum."""
+    """Take one step of gradient descent with heavy-ball momentum."""
     velocity = decay * state.velocity + grad
     return theta - rate * velocity, Momentum(velocity)
 
@@ -38,17 +41,21 @@ Moments = TypeVar("Moments", Tensor, tuple[Tensor, ...])
 
 
 class Adam(NamedTuple, Generic[Moments]):
-    """Running means of the gradient and of its square, and the total weight 1 - beta^t that each has given so far."""
+    """The state of Adam."""
 
     mean: Moments
+    """Running mean of the gradient."""
     square: Moments
+    """Running mean of the squared gradient."""
     mean_weight: Tensor
+    """Total weight 1 - beta1^t in `mean`."""
     square_weight: Tensor
+    """Total weight 1 - beta2^t in `square`."""
 
 
 def adam_init(theta: Tensor) -> Adam[Tensor]:
-    """Adam before its first step."""
-    # The weights are in double precision: 1 - beta2 is 0.001, of which single precision would lose digits.
+    """Return the state of Adam before the first step."""
+    # The weights are in double precision: single precision would lose digits of 1 - beta2 = 0.001.
     nothing = torch.zeros((), dtype=torch.float64, device=theta.device)
     return Adam(torch.zeros_like(theta), torch.zeros_like(theta), nothing, nothing)
 
@@ -58,7 +65,7 @@ _in_pieces = ContextVar("_in_pieces", default=False)
 
 @contextmanager
 def in_pieces() -> Iterator[None]:
-    """Here `adam` is made of plain operations, which a compiler joins better than anybody."""
+    """Compute `adam` by plain operations inside this block, for a compiler to fuse."""
     token = _in_pieces.set(True)
     try:
         yield
@@ -75,7 +82,7 @@ def adam(
     beta2: float = 0.999,
     eps: float = 1e-8,
 ) -> tuple[Tensor, Adam[Tensor]]:
-    """One step of Adam (Kingma & Ba), with eps outside the root as in torch.optim.Adam."""
+    """Take one step of Adam (Kingma & Ba 2015), with eps outside the root as in torch.optim.Adam."""
     alone = Adam((state.mean,), (state.square,), state.mean_weight, state.square_weight)
     (moved,), after = adam_of((theta,), (grad,), alone, rate, beta1, beta2, eps)
     return moved, Adam(after.mean[0], after.square[0], after.mean_weight, after.square_weight)
@@ -91,10 +98,10 @@ def adam_of(
     eps: float = 1e-8,
     reuse: bool = False,
 ) -> tuple[tuple[Tensor, ...], Adam[tuple[Tensor, ...]]]:
-    """`adam` of several tensors that have the same past.
+    """Take one step of `adam` on several tensors that share the step count.
 
-    The corrections are running means of 1 rather than powers: a compiler repeats them for every entry of theta.
-    reuse: the tensors and the state are not needed any more, so that a CPU can do in one pass what else takes seven.
+    The bias corrections are running means of 1 instead of powers, since compiled code repeats them for every entry.
+    reuse: allow overwriting the tensors and the state. On a CPU this takes one pass over memory instead of seven.
     """
     dtype = thetas[0].dtype
     mean_weight = beta1 * state.mean_weight + (1 - beta1)
@@ -124,9 +131,9 @@ def _adam_in_place(
     beta1: float,
     beta2: float,
 ) -> None:
-    """torch's own step in one pass, of one model or of many: rate and eps have the leading axes of stacked models."""
+    """Run torch's fused step on one or many models; rate and eps have the leading axes of stacked models."""
     for parts in zip(thetas, grads, means, squares, strict=True):
-        if len({part.shape for part in parts}) > 1:  # torch would read on beyond the shorter ones
+        if len({part.shape for part in parts}) > 1:  # torch would read beyond the end of the shorter tensors
             raise ValueError(f"Adam needs tensors of one shape, got {[tuple(part.shape) for part in parts]}")
     rates, all_eps = rate.flatten().tolist(), eps.flatten().tolist()
     count = 1 if len({*rates}) == len({*all_eps}) == 1 else len(rates)
@@ -139,7 +146,7 @@ def _adam_in_place(
             exp_avgs=[each[k] for each in means],
             exp_avg_sqs=[each[k] for each in squares],
             max_exp_avg_sqs=[],
-            state_steps=[torch.tensor(1e9) for _ in thetas],  # so many steps that its own corrections are 1
+            state_steps=[torch.tensor(1e9) for _ in thetas],  # after this many steps, torch's bias corrections are 1
             fused=True,
             amsgrad=False,
             beta1=beta1,
@@ -152,7 +159,7 @@ def _adam_in_place(
 
 
 def _of_many(info: Any, axes: tuple[Any, ...], *arguments: Any) -> tuple[None, None]:
-    """The same of models that are mapped over: elementwise, so that they are one long model."""
+    """Map `adam_` over models. It is elementwise, so they count as one long model."""
 
     def first(tensor: Tensor, axis: int | None) -> Tensor:
         return tensor.movedim(axis or 0, 0)
@@ -162,7 +169,7 @@ def _of_many(info: Any, axes: tuple[Any, ...], *arguments: Any) -> tuple[None, N
     return None, None
 
 
-# An operator of its own because the one pass of torch cannot be mapped over clients.
+# A custom operator, because vmap cannot map torch's fused step.
 torch.library.define(
     "pfedbayes::adam_",
     "(Tensor(a!)[] thetas, Tensor[] grads, Tensor(b!)[] means, Tensor(c!)[] squares, Tensor rate, Tensor eps, "

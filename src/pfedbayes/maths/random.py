@@ -1,11 +1,11 @@
-"""Random draws that depend on what they are for and on nothing else.
+"""Random draws that depend on their names only.
 
-A draw is named by (seed, purpose, round, client, step). It is the same whether clients are trained together, one
-after another or on their own machines, whoever else takes part, and after a run was killed and resumed.
+A draw is named by (seed, purpose, round, client, step). It does not depend on whether clients train with vmap, one
+after another or on their own machines, on which other clients take part, or on interruptions of the run.
 
-Two generators turn a name into normal numbers. "torch" is torch's own, seeded anew for each draw: the fastest on a CPU.
-"philox" is counter-based and written with tensor operations: the draws of all clients are one computation, without
-anything on the host, and the same on every device.
+Two generators turn a name into normal numbers. "torch" reseeds torch's generator for each draw, which is fastest on a
+CPU. "philox" is counter-based and consists of tensor operations: it draws for all clients at once, without the host,
+and gives the same numbers on every device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 
 
 class Purpose(IntEnum):
-    """What a draw is for; keeps the streams of one seed apart."""
+    """What a draw is for. It separates the streams of one seed."""
 
     INIT = 0
     CHOICE = 1
@@ -38,9 +38,9 @@ _MASK = (1 << 64) - 1
 
 
 def keys(seed: int | NDArray[np.int64], purpose: Purpose, *counters: int | NDArray[np.int64]) -> NDArray[np.int64]:
-    """63-bit seeds from the names of draws: counters are folded in one by one through SplitMix64's mixer.
+    """Return 63-bit seeds from the names of draws, by folding in the counters with SplitMix64's mixer.
 
-    Any of the numbers may be an array, by NumPy's rules of broadcasting.
+    Each number may be an array; NumPy's broadcasting rules apply.
     """
     state: NDArray[np.uint64] = np.zeros(1, dtype=np.uint64)  # arrays wrap around silently, scalars warn
     for number in (seed, int(purpose), *counters):
@@ -53,9 +53,9 @@ def keys(seed: int | NDArray[np.int64], purpose: Purpose, *counters: int | NDArr
 
 
 def key(seed: int, purpose: Purpose, *counters: int) -> int:
-    """The seed of one draw, see `keys`.
+    """Return the seed of one draw, see `keys`.
 
-    torch's generator on a CPU keeps 32 bits of it: a few of the 160,000 draws of an 800-round run may coincide.
+    torch's CPU generator keeps 32 bits of it, so a few of the 160,000 draws of an 800-round run may coincide.
     """
     return int(keys(seed, purpose, *counters).item())
 
@@ -73,52 +73,52 @@ def _fill(rows: Tensor, seeds: Sequence[int]) -> None:
 
 
 def normals(shape: tuple[int, ...], seeds: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The standard normal draws of these seeds by torch's generator, stacked: (len(seeds), *shape)."""
+    """Return the standard normal draws of these seeds by torch's generator, (len(seeds), *shape)."""
     out = torch.empty((len(seeds), *shape), dtype=dtype, device=device)
     threads = min(torch.get_num_threads() if device.type == "cpu" else 1, len(seeds))
     if threads < 2 or out.numel() < 1 << 16:
         _fill(out, seeds)
-    else:  # torch draws with one thread
+    else:  # torch draws with one thread only
         each = -(-len(seeds) // threads)
         shares = [(out[start : start + each], seeds[start : start + each]) for start in range(0, len(seeds), each)]
         others = [_workers(threads).submit(_fill, *share) for share in shares[1:]]
-        _fill(*shares[0])  # by this thread: of two that are woken both may find themselves on one core
+        _fill(*shares[0])  # in this thread: the system may put two new threads on one core
         for other in others:
             other.result()
     return out
 
 
 def normal(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The standard normal draw of this seed by torch's generator."""
+    """Return the standard normal draw of this seed by torch's generator."""
     return normals(shape, [seed], dtype, device)[0]
 
 
 def philox_normals(shape: tuple[int, ...], names: Tensor, dtype: torch.dtype) -> Tensor:
-    """The standard normal draws of these names (n,) by the counter-based generator, stacked: (n, *shape).
+    """Return the standard normal draws of these names (n,) by the counter-based generator, (n, *shape).
 
-    A name's lower half is the key and its upper half one word of the counter; the other word counts the pairs.
+    The lower half of a name is the key, the upper half is one word of the counter; the other word counts the pairs.
     """
     if not shape:
-        return names.to(dtype)  # nothing is to be drawn
+        return names.to(dtype)  # there is nothing to draw
     place = torch.arange(math.prod(shape), device=names.device)
     first, second = philox(names[:, None] >> 32, place >> 1, names[:, None] & 0xFFFFFFFF)
-    # Box and Muller: a pair of uniform numbers becomes a pair of normal ones. The second one has the sine, which is the
-    # cosine a quarter turn earlier. The half keeps the logarithm finite.
+    # Box-Muller: two uniform numbers become two normal numbers. The second one takes the sine, which is the cosine a
+    # quarter turn earlier. Adding 0.5 keeps the logarithm finite.
     radius = (-2 * ((first.to(dtype) + 0.5) * 2.0**-32).log()).sqrt()
     turn = second - ((place & 1) << 30) & 0xFFFFFFFF
     return (radius * (turn.to(dtype) * (2 * math.pi * 2.0**-32)).cos()).view(len(names), *shape)
 
 
 def philox(low: Tensor, high: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
-    """Philox2x32-10 (Salmon et al. 2011) on words of 32 bits held in 64: two random words for each counter."""
+    """Return two random words for each counter: Philox2x32-10 (Salmon et al. 2011), 32-bit words held in 64 bits."""
     for _ in range(10):
-        product = low * 0xD256D193  # wraps around at 64 bits, of which both halves are wanted
+        product = low * 0xD256D193  # wraps around at 64 bits; both halves are used
         low, high = (product >> 32 & 0xFFFFFFFF) ^ seed ^ high, product & 0xFFFFFFFF
         seed = seed + 0x9E3779B9 & 0xFFFFFFFF
     return low, high
 
 
 def choose(seed: int, round: int, num_clients: int, count: int) -> NDArray[np.int64]:
-    """The random set S^t of Algorithm 1: `count` of the clients, without replacement, in ascending order."""
+    """Return the random set S^t of Algorithm 1: `count` clients without replacement, in ascending order."""
     rng = np.random.Generator(np.random.Philox(key=key(seed, Purpose.CHOICE, round)))
     return np.sort(rng.permutation(num_clients)[:count])

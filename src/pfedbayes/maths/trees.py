@@ -1,4 +1,4 @@
-"""State trees: a tensor, or a NamedTuple (or plain tuple) of state trees. Nothing else holds state."""
+"""State trees: a tensor, or a NamedTuple or tuple of state trees. Nothing else holds state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Tree = Any
 
 
 def tree_map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
-    """Apply a function leaf by leaf to trees of one shape."""
+    """Apply a function leaf by leaf to trees of the same structure."""
     if isinstance(tree, Tensor):
         return function(tree, *others)
     parts = [tree_map(function, *branches) for branches in zip(tree, *others, strict=True)]
@@ -20,7 +20,7 @@ def tree_map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree
 
 
 def named_leaves(tree: Tree, name: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a tree with dotted names, in a fixed order."""
+    """Yield the tensors of a tree with dotted names, in a fixed order."""
     if isinstance(tree, Tensor):
         yield name, tree
         return
@@ -30,23 +30,23 @@ def named_leaves(tree: Tree, name: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def leaves(tree: Tree) -> list[Tensor]:
-    """The tensors of a tree."""
+    """Return the tensors of a tree."""
     return [leaf for _, leaf in named_leaves(tree, "")]
 
 
 def rebuild(template: Tree, tensors: Sequence[Tensor]) -> Tree:
-    """A tree shaped like the template with these tensors as its leaves, in the order of `leaves`."""
+    """Return a tree with the structure of the template and these leaves, in the order of `leaves`."""
     rest = iter(tensors)
     return tree_map(lambda _: next(rest), template)
 
 
 def fill(template: Tree, tensors: dict[str, Tensor], name: str) -> Tree:
-    """A tree shaped like the template with the tensors that `named_leaves` would call so."""
+    """Return a tree with the structure of the template and the tensors of the names that `named_leaves` gives."""
     return rebuild(template, [tensors[leaf_name] for leaf_name, _ in named_leaves(template, name)])
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
-    """Trees of many clients as one tree with a leading client axis."""
+    """Stack the trees of many clients into one tree with a leading client axis."""
     return tree_map(lambda *parts: torch.stack(parts), *trees)
 
 
@@ -56,7 +56,7 @@ def concat(trees: Sequence[Tree]) -> Tree:
 
 
 def alike(trees: Sequence[Tree]) -> list[list[int]]:
-    """Which trees can be stacked, having tensors of the same shapes: their places, one list for all of a kind."""
+    """Group the indices of trees whose tensors have the same shapes, which can be stacked."""
     places: dict[tuple[torch.Size, ...], list[int]] = {}
     for place, tree in enumerate(trees):
         places.setdefault(tuple(leaf.shape for leaf in leaves(tree)), []).append(place)
@@ -69,7 +69,7 @@ def pick(tree: Tree, index: Any) -> Tree:
 
 
 def misfit(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
-    """The name of an expected tensor that is missing or is of another shape or type, if there is one."""
+    """Return the name of an expected tensor that is missing or has another shape or dtype, or None."""
     for name, like in expected.items():
         found = tensors.get(name)
         if found is None or found.shape != like.shape or found.dtype != like.dtype:
@@ -78,9 +78,9 @@ def misfit(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str
 
 
 def finite_rows(*trees: Tree) -> Tensor:
-    """Which clients of stacked trees are free of NaN and infinity: (n,) bool.
+    """Return which clients of stacked trees have only finite values: (n,) bool.
 
-    A sum is finite only if its terms are, and reads the memory once.
+    The test is on sums, which read the memory once: a sum is finite only if its terms are.
     """
     flags = [leaf.reshape(len(leaf), -1).sum(1).isfinite() for leaf in leaves(trees) if leaf.is_floating_point()]
     return torch.stack(flags).all(0)

@@ -1,4 +1,4 @@
-"""Convolutions of many networks at once, one for each client, which torch's own are slow at on a GPU."""
+"""Fast convolutions of many networks at once, one per client. torch's convolutions are slow at this on a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Layer = TypeVar("Layer", bound=nn.Module)
 
 
 def replace_convolutions(module: nn.Module, kind: Convolutions) -> nn.Module:
-    """The module, changed, with its plain 2-d convolutions computed this way."""
+    """Change the module in place so that it computes its plain 2-d convolutions this way, and return it."""
     if kind == "native":
         return module
     for part in module.modules():
@@ -30,8 +30,10 @@ def replace_convolutions(module: nn.Module, kind: Convolutions) -> nn.Module:
 
 
 class PoolingEarly(nn.Sequential):
-    """Layers in a row. Maxima are taken before ReLUs, which gives the same and leaves these a quarter of the work; and
-    where they are those of a convolution, it takes them itself."""
+    """A sequence of layers that pools before ReLU: the result is the same, and ReLU has a quarter of the work.
+
+    If the layer before is a convolution, the convolution itself pools.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         layers = list(self)
@@ -49,12 +51,12 @@ class PoolingEarly(nn.Sequential):
 
 
 def _is(layer: nn.Module, kind: type[Layer]) -> TypeGuard[Layer]:
-    """Whether a layer is just that, and nobody looks at what comes in or out."""
+    """Return whether a layer has exactly this type and no hooks."""
     return type(layer) is kind and not (layer._forward_hooks or layer._forward_pre_hooks)
 
 
 def _halves(layer: nn.Module) -> bool:
-    """Whether it takes the maxima of tiles of 2 x 2."""
+    """Return whether a layer is 2 x 2 max pooling with stride 2."""
     if not _is(layer, nn.MaxPool2d):
         return False
     plain = not (layer.padding or layer.ceil_mode or layer.return_indices) and layer.dilation == 1
@@ -62,7 +64,7 @@ def _halves(layer: nn.Module) -> bool:
 
 
 class _Patches(torch.autograd.Function):
-    """The patches (n, rows, columns, height, width, C) of images (n, H, W, C), with a gradient in one pass."""
+    """Extract patches (n, rows, columns, height, width, C) of images (n, H, W, C), with a gradient in one pass."""
 
     generate_vmap_rule = True
 
@@ -77,8 +79,11 @@ class _Patches(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        """What lies over a pixel is added. Steps cut an image into cells and a patch into as many parts as cells it
-        lies over, so that what lies over a cell are whole parts of its neighbours' patches."""
+        """Sum the gradients of all patches that cover a pixel.
+
+        The stride cuts the image into cells, and a patch into one part for each cell that it covers. The gradient of a
+        cell is therefore a sum of whole parts of neighbouring patches.
+        """
         (height, width), (step_y, step_x) = ctx.patch_size, ctx.step
         down, across = -(-height // step_y), -(-width // step_x)
         grad = pad(grad, (0, 0, 0, across * step_x - width, 0, down * step_y - height))
@@ -95,13 +100,14 @@ class _Patches(torch.autograd.Function):
 
 
 class _Product(torch.autograd.Function):
-    """Patches (n, K) times weights (K, C), with a gradient of the weights that is fast for many patches.
+    """Multiply patches (n, K) and weights (K, C), with a weight gradient that is fast for many patches.
 
-    It sums over all patches, which a GPU would do one after another: they are cut into parts that are summed at once.
+    The gradient sums over all patches, which a GPU would do sequentially. Cutting the patches into parts sums them in
+    parallel.
     """
 
     generate_vmap_rule = True
-    PATCHES = 2048  # of one part, about
+    PATCHES = 2048  # approximate number in one part
 
     @staticmethod
     def forward(patches: Tensor, weight: Tensor) -> Tensor:
@@ -120,7 +126,7 @@ class _Product(torch.autograd.Function):
 
 
 class _Maximum(torch.autograd.Function):
-    """The maxima (..., C) of tiles (..., 4, C), and which they were: of equals the first, as in torch's pooling."""
+    """Return the maxima (..., C) of tiles (..., 4, C) and their indices: the first of equals, as in torch's pooling."""
 
     generate_vmap_rule = True
 
@@ -146,46 +152,50 @@ class _Maximum(torch.autograd.Function):
 
 
 class MatmulConv2d(nn.Conv2d):
-    """A convolution as one matrix product of the patches with the weights.
+    """A convolution as one matrix product of patches and weights.
 
-    Mapped over clients it is a batch of products, where a native convolution has to become a grouped one. Where there
-    are many patches, one serves a tile of 2 x 2 outputs: with a kernel of 3 x 3 it has 16 pixels, where four patches
-    have 36. More is multiplied, with zeros, but less is moved, and that is what takes the time.
+    vmap over clients makes it a batch of products; a native convolution would become a grouped one. If there are many
+    patches, one patch serves a tile of 2 x 2 outputs: for a 3 x 3 kernel it has 16 pixels instead of the 36 of four
+    patches. This multiplies more (zeros), but moves less memory, which is the bottleneck.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         return self._with_bias(self._tiles(x).transpose(2, 3).flatten(3, 4).flatten(1, 2))
 
     def pooled(self, x: Tensor) -> Tensor:
-        """The maxima of 2 x 2 outputs each, as torch's pooling takes them, which leaves out a last odd one. Those of a
-        tile lie side by side in the product, so that less is moved than if the outputs were put in order first."""
+        """Return the maxima of 2 x 2 outputs, as torch's pooling does; a last odd row or column is dropped.
+
+        The outputs of a tile are adjacent in the product, so pooling them first moves less memory.
+        """
         tiles = self._tiles(x)
         if tiles.shape[3] == 1:
             outputs = tiles.flatten(2, 4)
             rows, columns = (size // 2 for size in outputs.shape[1:3])
             if not rows or not columns:
-                raise RuntimeError(f"there are no 2 x 2 outputs of an image in {tuple(outputs.shape[1:3])} to pool")
+                raise RuntimeError(
+                    f"cannot pool 2 x 2 outputs of an image of size {tuple(outputs.shape[1:3])}: use larger images"
+                )
             outputs = outputs[:, : 2 * rows, : 2 * columns]
             tiles = torch.unflatten(torch.unflatten(outputs, 2, (-1, 2)), 1, (-1, 2)).transpose(2, 3)
         maxima: Tensor = _Maximum.apply(tiles.flatten(3, 4))[0]  # type: ignore[no-untyped-call]
         return self._with_bias(maxima)
 
     def _with_bias(self, outputs: Tensor) -> Tensor:
-        """With channels first, from outputs (n, rows, columns, C)."""
+        """Add the bias to outputs (n, rows, columns, C) and move the channels first."""
         if self.bias is not None:
             outputs = outputs + self.bias
         return outputs.permute(0, 3, 1, 2)
 
     def _tiles(self, x: Tensor) -> Tensor:
-        """Outputs without bias in tiles of 2 x 2 or 1 x 1: (n, rows, columns, tile, tile, C)."""
+        """Return outputs without bias in tiles of 2 x 2 or 1 x 1: (n, rows, columns, tile, tile, C)."""
         (height, width), (step_y, step_x) = self.kernel_size, self.stride
         x = pad(x.permute(0, 2, 3, 1), (0, 0, *self._reversed_padding_repeated_twice))
         weight = self.weight.permute(2, 3, 1, 0)
         rows, columns = x.shape[1] - height + 1, x.shape[2] - width + 1
-        # Few patches are moved quickly, and the weights of a tile are four times as many.
+        # Not worth it for few patches: a tile has four times as many weights.
         plain = self.stride == (1, 1) and rows % 2 == columns % 2 == 0
         tile = 2 if plain and len(x) * rows * columns >= 16 * self.out_channels else 1
-        if tile == 2:  # the weights of the four outputs, each where it meets its pixels in the larger patch
+        if tile == 2:  # the weights of the four outputs, each shifted to its pixels in the larger patch
             shifts = [(j, 1 - j, i, 1 - i) for i in range(2) for j in range(2)]
             weight = torch.stack([pad(weight, (0, 0, 0, 0, *shift)) for shift in shifts], dim=3)
             height, width, step_y, step_x = height + 1, width + 1, 2, 2
@@ -196,10 +206,12 @@ class MatmulConv2d(nn.Conv2d):
 
 
 class PlainGroupNorm(nn.GroupNorm):
-    """Group normalisation in plain arithmetic: torch's own refuses, mapped over clients, what a product gives."""
+    """Group normalisation in plain arithmetic: under vmap, torch's version rejects the layout of a product."""
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # the mean of many in half precision is none
+        wide = x.to(
+            torch.promote_types(x.dtype, torch.float32)
+        )  # half precision is too coarse for means
         groups = torch.unflatten(wide, 1, (self.num_groups, -1))
         inside = tuple(range(2, groups.dim()))
         variance, mean = torch.var_mean(groups, inside, correction=0, keepdim=True)

@@ -1,4 +1,4 @@
-"""A network of one's own, named by where Python finds it."""
+"""User-defined networks, given by an import path such as "my_module:MyNet"."""
 
 from __future__ import annotations
 
@@ -15,31 +15,33 @@ from pfedbayes.errors import UserError, nearest
 
 
 def is_import_path(name: str | None) -> bool:
-    """Whether a name is one like "my_module:MyNet"."""
+    """Return whether a name looks like "my_module:MyNet"."""
     return name is not None and ":" in name
 
 
 def build_module(name: str, shape: tuple[int, ...], outputs: int, settings: Mapping[str, Any]) -> nn.Module:
-    """The module that `MyNet(shape, outputs, **settings)` makes, once it is seen to turn inputs (n, *shape) into
-    outputs (n, outputs). The current folder is searched first."""
+    """Return the module `MyNet(shape, outputs, **settings)`, imported from the current folder first.
+
+    Check that it maps inputs (n, *shape) to outputs (n, outputs).
+    """
     make = _find(name)
     try:
         module = make(shape, outputs, **settings)
     except Exception as error:
         raise UserError(
-            f"net.name={name!r} could not be called with ({shape}, {outputs}{_words(settings)}): {_reason(error)}"
+            f"net.name={name!r} could not be called with ({shape}, {outputs}{_arguments(settings)}): {_reason(error)}"
         ) from error
     if not isinstance(module, nn.Module):
-        raise UserError(f"net.name={name!r} made a {type(module).__name__}: it must make a torch.nn.Module")
+        raise UserError(f"net.name={name!r} returns a {type(module).__name__}: it must return a torch.nn.Module")
     try:
         with torch.no_grad():
             found = tuple(module(torch.zeros(2, *shape)).shape)
     except Exception as error:
         raise UserError(
-            f"net.name={name!r} cannot take inputs of shape (2, {_list(shape)}): {_reason(error)}"
+            f"net.name={name!r} cannot take inputs of shape (2, {_sizes(shape)}): {_reason(error)}"
         ) from error
     if found != (2, outputs):
-        raise UserError(f"net.name={name!r} turns 2 examples into shape {found}: it must be (2, {outputs})")
+        raise UserError(f"net.name={name!r} maps 2 examples to shape {found}: it must be (2, {outputs})")
     return module
 
 
@@ -51,7 +53,7 @@ def _find(name: str) -> Any:
         module = importlib.import_module(module_name)
     except Exception as error:
         raise UserError(
-            f"net.name={name!r}: cannot import {module_name!r} ({_reason(error)}): run where it lies, or install it"
+            f"net.name={name!r}: cannot import {module_name!r} ({_reason(error)}): run in its folder, or install it"
         ) from error
     finally:
         sys.path.remove(here)
@@ -62,7 +64,7 @@ def _find(name: str) -> Any:
             raise UserError(f"net.name={name!r}: {module_name} has no {part!r}: {nearest(part, public)}")
         found = getattr(found, part)
     if not callable(found):
-        raise UserError(f"net.name={name!r} is no class or function: name one that makes a torch.nn.Module")
+        raise UserError(f"net.name={name!r} is not a class or function: name one that returns a torch.nn.Module")
     return found
 
 
@@ -71,9 +73,9 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {first}"
 
 
-def _words(settings: Mapping[str, Any]) -> str:
+def _arguments(settings: Mapping[str, Any]) -> str:
     return "".join(f", {key}={value!r}" for key, value in settings.items())
 
 
-def _list(shape: tuple[int, ...]) -> str:
+def _sizes(shape: tuple[int, ...]) -> str:
     return ", ".join(map(str, shape))

@@ -1,4 +1,4 @@
-"""A network as a list of torch's own layers, so that it can be made again elsewhere without the code that made it."""
+"""A network as a list of torch layers, so that it can be rebuilt without the code that defined it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 from pfedbayes.errors import UserError
 from pfedbayes.nets import WithNoise
 
-# Which attributes of a layer are what it is called with.
+# The constructor arguments of each layer, which are also its attributes.
 KNOWN: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Linear: ("in_features", "out_features", "bias"),
     nn.Conv1d: ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "bias"),
@@ -26,12 +26,14 @@ KNOWN: dict[type[nn.Module], tuple[str, ...]] = {
     nn.SiLU: (),
 }
 
-Layers = list[list[Any]]  # [name, arguments] of each
+Layers = list[list[Any]]  # [name, arguments] of each layer
 
 
 def describe(module: nn.Module) -> Layers | None:
-    """The layers of a module that calls them one after another, without the learned noise of a regression; None if it
-    is of another kind."""
+    """Return the layers of a module that calls them one after another; None for any other module.
+
+    The learned noise of a regression (`WithNoise`) is left out.
+    """
     if isinstance(module, WithNoise):
         return describe(module.module)
     if type(module) is nn.Sequential:
@@ -47,11 +49,9 @@ def describe(module: nn.Module) -> Layers | None:
 
 
 def rebuild(layers: Layers) -> nn.Module:
-    """The module that `describe` was given, with other parameters."""
+    """Return a module with these layers and new parameters; the inverse of `describe`."""
     kinds = {kind.__name__: kind for kind in KNOWN}
     for name, _ in layers:
         if name not in kinds:
-            raise UserError(
-                f"the network has a layer {name!r}, which is unknown: read it with the version that wrote it"
-            )
+            raise UserError(f"the network has an unknown layer {name!r}: read it with the version that wrote it")
     return nn.Sequential(*(kinds[name](**arguments) for name, arguments in layers))

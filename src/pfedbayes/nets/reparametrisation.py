@@ -1,7 +1,7 @@
-"""Local reparametrisation (Kingma et al. 2015): draw what a dense layer puts out instead of its weights.
+"""Local reparametrisation (Kingma et al. 2015): sample the outputs of a dense layer instead of its weights.
 
-With independent Gaussian weights the outputs of a dense layer for one input are independent Gaussians too. Drawn
-afresh for every example they have, example by example, the distribution that drawn weights give them.
+If the weights are independent Gaussians, the outputs of a dense layer for one input are independent Gaussians, too.
+Sampled separately for each example, they have the same distribution per example as with sampled weights.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from pfedbayes.nets import Net
 
 
 class Dense(NamedTuple):
-    """A dense layer: where its weight and bias (-1: none) stand among the net's parameters, and its width."""
+    """A dense layer."""
 
     weight: int
+    """Index of its weight among the net's parameters."""
     bias: int
+    """Index of its bias; -1 if it has none."""
     units: int
+    """Number of outputs."""
 
 
 def dense_layers(net: Net, x: Tensor, dtype: torch.dtype) -> tuple[Dense, ...]:
-    """The layers of a net that can be drawn so: their parameters have no other use, and each example meets them once.
+    """Return the layers whose outputs can be sampled: nothing else uses their parameters, and each example once.
 
-    x (1, ...) is an example of the inputs. Convolutions, and dense layers slid along an axis, keep drawn weights:
-    their outputs at different places are correlated.
+    x (1, ...): an example of the inputs. Convolutions, and dense layers that slide along an axis, need sampled weights:
+    their outputs at different positions are correlated.
     """
     parts = [torch.zeros(shape, dtype=dtype, device=x.device) for shape in net.shapes]
     with _Watch(parts) as watch:
@@ -39,16 +42,16 @@ def dense_layers(net: Net, x: Tensor, dtype: torch.dtype) -> tuple[Dense, ...]:
 
 
 def num_drawn_weights(net: Net, dense: Sequence[Dense]) -> int:
-    """How many parameters of the net are left to be drawn as weights."""
+    """Return the number W of parameters that are still sampled as weights."""
     return sum(net.shapes[k].numel() for k in _others(net, dense))
 
 
 def drawn_outputs(
     net: Net, dense: Sequence[Dense], mean: Tensor, deviation: Tensor, x: Tensor, weights: Tensor, units: Tensor
 ) -> Tensor:
-    """Outputs (K, n, ...) at inputs x (n, ...) of a net whose parameters are Gaussians with these moments (T,).
+    """Return outputs (K, n, ...) at inputs x (n, ...) of a net with Gaussian parameters of these moments (T,).
 
-    Noise: units (K, n, U) for the U outputs of the dense layers, weights (K, W) for the other parameters.
+    units (K, n, U): noise for the U outputs of the dense layers. weights (K, W): noise for the other parameters.
     """
     sizes = [shape.numel() for shape in net.shapes]
     means, deviations = (
@@ -65,7 +68,7 @@ def drawn_outputs(
         with _Draw(means, deviations, dense, noises):
             return net.apply(parts, x)
 
-    # Together, the first layer's moments are computed once for all draws; convolutions gain nothing by it.
+    # vmap computes the first layer's moments once for all draws. Convolutions do not gain from it.
     outputs: Tensor = torch.func.vmap(draw, chunk_size=1 if net.convolutional else None)(weights, units)
     return outputs
 
@@ -76,12 +79,12 @@ def _others(net: Net, dense: Sequence[Dense]) -> list[int]:
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The arguments of `functional.linear`, however they were given."""
+    """Return the arguments of `functional.linear`, positional or keyword."""
     return input, weight, bias
 
 
 class _Watch(TorchFunctionMode):
-    """Counts in how many calls each of these tensors is used, and notes the dense layers among the calls."""
+    """Count the calls that use each of these tensors, and record calls of dense layers."""
 
     def __init__(self, parts: Sequence[Tensor]) -> None:
         super().__init__()
@@ -112,7 +115,7 @@ def _flat(values: Any) -> Iterator[Any]:
 
 
 class _Draw(TorchFunctionMode):
-    """Puts a draw in the place of what these dense layers put out."""
+    """Replace the outputs of these dense layers by samples."""
 
     def __init__(
         self, means: Sequence[Tensor], deviations: Sequence[Tensor], dense: Sequence[Dense], noises: Sequence[Tensor]

@@ -1,4 +1,4 @@
-"""Networks of the paper, and a small one for images of any shape."""
+"""The networks of the paper, and a small network for images of any shape."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 
 def mlp(sizes: Sequence[int], activation: Literal["relu", "tanh"] = "relu") -> nn.Module:
-    """Fully connected layers, e.g. the DNN of Section 5.1, mlp([784, 100, 10]) with 79,510 parameters."""
+    """Return fully connected layers, e.g. the DNN of Section 5.1, mlp([784, 100, 10]) with 79,510 parameters."""
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), _ACTIVATIONS[activation]()]
@@ -28,9 +28,10 @@ def vgg(
     head: Literal["mlp3", "linear"] = "mlp3",
     norm: Literal["none", "group"] = "none",
 ) -> nn.Module:
-    """The VGG of Section 5.1, [16,M,32,M,64,M,128,M,128,M] for 32 x 32 images: 3 x 3 convolutions, ReLU, 2 x 2 pooling.
+    """Return the VGG of Section 5.1, [16,M,32,M,64,M,128,M,128,M], for 32 x 32 images.
 
-    head mlp3: 128-128-128-outputs with ReLU between (279,338 parameters in all); linear: 128-outputs.
+    It has 3 x 3 convolutions, ReLU and 2 x 2 pooling. head: "mlp3" is 128-128-128-outputs with ReLU (279,338 parameters
+    in total), "linear" is 128-outputs. norm: "group" adds group normalisation.
     """
     layers: list[nn.Module] = []
     channels = in_channels
@@ -45,8 +46,11 @@ def vgg(
 
 
 def cnn(shape: Sequence[int], outputs: int) -> nn.Module:
-    """A small network for images of any shape (C, H, W): 3 x 3 convolutions, ReLU and 2 x 2 pooling, with the channels
-    of the VGG, until fewer than 8 pixels are left on a side; then one linear layer."""
+    """Return a small network for images of any shape (C, H, W).
+
+    It has the VGG's channels: 3 x 3 convolutions, ReLU and 2 x 2 pooling until a side is below 8 pixels, then one linear
+    layer.
+    """
     channels, height, width = shape
     layers: list[nn.Module] = []
     for more in VGG_CHANNELS:

@@ -1,4 +1,4 @@
-"""pFedGP (Achituve et al. 2021): a Gaussian process per client on features that all clients share."""
+"""pFedGP (Achituve et al. 2021): per client, Gaussian processes on features that all clients share."""
 
 from pfedbayes.methods.pfedgp.method import PFedGP
 

@@ -1,15 +1,15 @@
 """Binary Gaussian-process classification by Pólya-Gamma augmentation (Polson, Scott & Windle 2013).
 
 Labels y in {0, 1} have the logistic likelihood p(y = 1 | f) = 1 / (1 + exp(-f)), and f ~ N(0, K). Given a variable
-omega_n ~ PG(1, f_n) per example, f is as if it had been observed: kappa_n / omega_n with noise variance 1 / omega_n,
-where kappa = y - 1/2. Everything needed is then a solve with K + Omega^-1. It is written with
-B = I + Omega^1/2 K Omega^1/2, whose eigenvalues are at least 1, so that single precision is enough:
+omega_n ~ PG(1, f_n) per example, the likelihood is Gaussian: an observation kappa_n / omega_n of f_n with noise
+variance 1 / omega_n, where kappa = y - 1/2. All that remains are solves with K + Omega^-1. They use
+B = I + Omega^1/2 K Omega^1/2, whose eigenvalues are at least 1, so single precision is enough:
 
     (K + Omega^-1)^-1 = Omega^1/2 B^-1 Omega^1/2.
 
-Chains are a leading axis and share K. Further axes before that, "...", are those of independent processes with equally
-many examples. Where a chain has one vector to solve for, conjugate gradients do it for all chains with products by K,
-and no chain has a matrix of its own; where it has many, the matrices of a chunk are factorised together.
+Chains are a leading axis and share K. Further axes "..." before it are independent processes with equal numbers of
+examples. If a chain has one right-hand side, conjugate gradients solve for all chains with products by K, without one
+matrix per chain. If it has many, the matrices of a chunk of chains are factorised in one batch.
 """
 
 from __future__ import annotations
@@ -30,40 +30,42 @@ from pfedbayes.memory import without_collecting
 
 Link = Literal["mean", "reference"]
 
-# Numbers in a temporary tensor, of which there are about four. On a CPU 8 MB in single precision, which a cache holds
-# (larger ones take a third more time); on a GPU this share of its memory. One chain's n x n of every process is the
-# least that works.
+# Size of a temporary tensor, of which there are about four. On a CPU: numbers, 8 MB in single precision, which fit into
+# the cache (larger tensors take a third more time). On a GPU: a share of its memory. A tensor holds at least one n x n
+# matrix per process.
 CHUNK = 2**21
 GPU_SHARE = 1 / 64
-# Conjugate gradients from so many examples on; matrices of fewer are factorised sooner.
+# Use conjugate gradients from this many examples on; factorising smaller matrices is faster.
 ITERATE_FROM = {"cpu": 50, "cuda": 1000}
-AT_A_TIME = 5  # iterations, before it is asked whether they are enough: a GPU has to be waited for
-BLOCK = 288  # matrices of at most so many rows are factorised whole, larger ones by halves
-ALIGNED = {"cpu": 1, "cuda": 64}  # what a number of examples is raised to a multiple of
-TERMS = 20  # of the sum that is a Pólya-Gamma variable
+AT_A_TIME = 5  # iterations between tests of convergence, which wait for the GPU
+BLOCK = 288  # factorise matrices with at most this many rows directly, larger ones by halves
+ALIGNED = {"cpu": 1, "cuda": 64}  # pad the number of examples to a multiple of this
+TERMS = 20  # of the series of a Pólya-Gamma variable
 POINTS = 20  # of the Gauss-Hermite quadrature
 
 
 def rbf(a: Tensor, b: Tensor, outputscale: float, lengthscale: float) -> Tensor:
-    """k(a_i, b_j) = outputscale exp(-||a_i - b_j||^2 / (2 lengthscale^2)) for a (..., m, F) and b (..., n, F):
-    (..., m, n)."""
+    """Return k(a_i, b_j) = outputscale exp(-||a_i - b_j||^2 / (2 lengthscale^2)), (..., m, n).
+
+    a (..., m, F), b (..., n, F).
+    """
     squared = a.square().sum(-1, keepdim=True) + b.square().sum(-1)[..., None, :] - 2 * a @ b.mT
     return outputscale * torch.exp(squared / (-2 * lengthscale**2))
 
 
 def pg_mean(c: Tensor) -> Tensor:
-    """Mean tanh(c/2) / (2c) of PG(1, c); 1/4 at c = 0."""
+    """Return the mean tanh(c/2) / (2c) of PG(1, c); 1/4 at c = 0."""
     c = c.abs().clamp_min(1e-4)
     return torch.tanh(c / 2) / (2 * c)
 
 
 def pg(c: Tensor, uniform: Tensor) -> Tensor:
-    """A draw from PG(1, c) for each entry of c, made from uniform numbers (*c.shape, terms):
+    """Return a draw from PG(1, c) for each entry of c, from uniform numbers (*c.shape, terms):
 
     omega = 1/(2 pi^2) sum_k E_k / ((k - 1/2)^2 + c^2 / (4 pi^2)), E_k ~ Exp(1), k = 1, 2, ...
 
-    Terms left out are replaced by their mean, so that the mean is exact. Their variance is about 1 / (12 pi^4 terms^3):
-    with 20 terms 3e-6 of the variance at c = 0 and 4e-4 of it at c = 12.
+    The mean replaces the truncated terms, so the mean is exact. Their variance is about 1 / (12 pi^4 terms^3): with 20
+    terms, 3e-6 of the variance at c = 0 and 4e-4 at c = 12.
     """
     k = torch.arange(1, uniform.shape[-1] + 1, dtype=c.dtype, device=c.device)
     rates = 2 * math.pi**2 * ((k - 0.5).square() + (c / (2 * math.pi)).square()[..., None])
@@ -72,10 +74,10 @@ def pg(c: Tensor, uniform: Tensor) -> Tensor:
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """Lower Cholesky factors of matrices (..., n, n).
+    """Return the lower Cholesky factors of matrices (..., n, n).
 
-    Where a matrix is not positive definite in its precision, its diagonal is raised, by ever more until it is, and a
-    warning says so. What is not finite has factors that are not finite. Neither changes the factors of the others.
+    If a matrix is not positive definite in its precision, add increasing jitter to its diagonal until it is, and warn.
+    Matrices that are not finite have NaN factors. Neither changes the factors of the other matrices.
     """
     factor: Tensor
     factor, info = torch.linalg.cholesky_ex(matrix)
@@ -94,8 +96,7 @@ def cholesky(matrix: Tensor) -> Tensor:
         factor = torch.where(failed[..., None, None], raised, factor)
         failed &= info != 0
     warnings.warn(
-        f"a covariance matrix was not positive definite to rounding: {float(jitter.max()):.0e} was added to its"
-        " diagonal",
+        f"a covariance matrix is not positive definite up to rounding: added {float(jitter.max()):.0e} to its diagonal",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -103,18 +104,20 @@ def cholesky(matrix: Tensor) -> Tensor:
 
 
 class Draws(NamedTuple):
-    """The random numbers of Gibbs chains: for each step a normal one per example, (chains, n), for a draw from the
-    prior; for each but the first another one, for the noise; and for each uniform ones, (chains, n, TERMS)."""
+    """The random numbers of Gibbs chains."""
 
     prior: tuple[Tensor, ...]
+    """For each step, normal numbers (chains, n) for a draw from the prior."""
     noise: tuple[Tensor, ...]
+    """For each step but the first, normal numbers (chains, n) for the noise."""
     uniform: tuple[Tensor, ...]
+    """For each step, uniform numbers (chains, n, TERMS) for omega."""
 
 
 def draw(chains: int, n: int, steps: int, generator: torch.Generator) -> Draws:
-    """The random numbers of Gibbs chains for n examples.
+    """Return the random numbers of Gibbs chains for n examples.
 
-    They are in single precision whatever they are for: double precision has a stream of its own.
+    They are always in single precision, since torch draws other numbers in double precision.
     """
     settings: Any = {"generator": generator, "device": generator.device, "dtype": torch.float32}
     prior, noise, uniform = [], [], []
@@ -127,14 +130,14 @@ def draw(chains: int, n: int, steps: int, generator: torch.Generator) -> Draws:
 
 
 def gibbs(cov: Tensor, kappa: Tensor, draws: Draws) -> Tensor:
-    """The last omega (..., chains, n) of Gibbs chains that start with f ~ N(0, K) and then draw, in each step,
+    """Return the last omega (..., chains, n) of Gibbs chains that start with f ~ N(0, K) and draw, in each step,
 
     omega | f ~ PG(1, f),   f | omega ~ N(Sigma kappa, Sigma),   Sigma = (K^-1 + Omega)^-1,
 
-    the latter by Matheron's rule, which needs no factor of Sigma: with f' ~ N(0, K) and noise e ~ N(0, Omega^-1),
+    the latter by Matheron's rule, which does not factorise Sigma: with f' ~ N(0, K) and noise e ~ N(0, Omega^-1),
     f = f' + K (K + Omega^-1)^-1 (kappa / omega - f' - e).
     """
-    # The eigenvalues of K go down to its jitter, of which single precision knows nothing where n is large.
+    # In double precision: K's smallest eigenvalue is its jitter, which single precision loses for large n.
     root = cholesky(cov.double()).to(cov.dtype)
     first, *priors = (normal.to(cov.dtype) @ root.mT for normal in draws.prior)
     omega = pg(first, draws.uniform[0])
@@ -147,7 +150,7 @@ def gibbs(cov: Tensor, kappa: Tensor, draws: Draws) -> Tensor:
 
 
 class _Solver:
-    """B^-1 times one vector of every chain, for processes with these covariances (..., n, n)."""
+    """Multiply one vector per chain by B^-1, for processes with these covariances (..., n, n)."""
 
     def __init__(self, cov: Tensor, chains: int) -> None:
         self._cov = cov
@@ -155,7 +158,7 @@ class _Solver:
         self._iterated = ConjugateGradients(cov, chains) if many else None
 
     def __call__(self, scale: Tensor, vectors: Tensor) -> Tensor:
-        """For vectors (..., chains, n) and scale = omega^1/2; the next call may overwrite what is returned."""
+        """Return the products with vectors (..., chains, n); scale = omega^1/2. The next call may overwrite them."""
         if self._iterated and self._iterated.solve(scale, vectors):
             return self._iterated.solved
         parts = _parts(scale, scale.shape[-1] ** 2)
@@ -164,11 +167,11 @@ class _Solver:
 
 
 class ConjugateGradients:
-    """B^-1 times vectors (..., chains, n) to the rounding of their precision.
+    """Multiply vectors (..., chains, n) by B^-1, up to rounding.
 
-    Tens of iterations are usual, since few of B's eigenvalues are large. A chain that is not finite stays so and is not
-    waited for; one that is done goes on with the others, and least divisors keep 0 / 0 out of it. All tensors are there
-    from the start, so that a GPU can record iterations once and replay them: each is some fourteen launches.
+    Tens of iterations are typical, since few eigenvalues of B are large. The iteration does not wait for chains that
+    are not finite. Converged chains continue with the others; lower bounds on divisors avoid 0 / 0. All tensors are
+    allocated in advance, so that a GPU can capture the iterations once and replay them: each has about 14 kernels.
     """
 
     def __init__(self, cov: Tensor, chains: int) -> None:
@@ -182,8 +185,10 @@ class ConjugateGradients:
         self._replay = _recorded(self._iterate) if cov.device.type == "cuda" else None
 
     def solve(self, scale: Tensor, vectors: Tensor) -> bool:
-        """Whether `solved` has come to be the solution before n iterations. Without rounding so many always do, but
-        they cost more than to factorise."""
+        """Iterate until `solved` is the solution, and return whether that took fewer than n iterations.
+
+        In exact arithmetic n iterations always suffice, but factorising costs less than that.
+        """
         self.solved.zero_()
         for tensor, value in ((self._residual, vectors), (self._direction, vectors), (self._scale, scale)):
             tensor.copy_(value)
@@ -191,7 +196,7 @@ class ConjugateGradients:
         goal = (8 * torch.finfo(vectors.dtype).eps) ** 2 * self._squared
         for _ in range(-(-vectors.shape[-1] // AT_A_TIME)):
             (self._replay or self._iterate)()
-            if not (self._squared > goal).any():  # false for what is not a number
+            if not (self._squared > goal).any():  # False for NaN
                 return True
         return False
 
@@ -216,11 +221,11 @@ class ConjugateGradients:
 
 
 def _recorded(function: Callable[[], None]) -> Callable[[], None]:
-    """The launches of the function on a GPU, as one; it works on the same tensors whenever it is called."""
+    """Capture the function as a CUDA graph, which works on the same tensors at every call."""
     graph, aside = torch.cuda.CUDAGraph(), _stream_for_recording()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
-        function()  # libraries set themselves up, which cannot be recorded
+        function()  # warm up: libraries initialise themselves, which cannot be captured
         with without_collecting():
             graph.capture_begin(capture_error_mode="thread_local")
             try:
@@ -237,20 +242,20 @@ def _stream_for_recording() -> torch.cuda.Stream:
 
 
 def _whitener(cov: Tensor, scale: Tensor) -> Tensor:
-    """L^-1 (..., chains, n, n) of the Cholesky factors of B = I + Omega^1/2 K Omega^1/2; scale = omega^1/2."""
+    """Return L^-1 (..., chains, n, n) for the Cholesky factors L of B; scale = omega^1/2."""
     system = scale[..., :, None] * cov[..., None, :, :] * scale[..., None, :]
     system.diagonal(dim1=-2, dim2=-1).add_(1)
     return inverse_factor(system)
 
 
 def _solve(whitener: Tensor, vectors: Tensor) -> Tensor:
-    """B^-1 times vectors (..., n)."""
+    """Return B^-1 times vectors (..., n)."""
     solved: Tensor = (whitener.mT @ (whitener @ vectors[..., None]))[..., 0]
     return solved
 
 
 def inverse_factor(matrix: Tensor) -> Tensor:
-    """L^-1 for the Cholesky factors L of matrices (..., n, n): by halves, so that nearly all of it is products."""
+    """Return L^-1 for the Cholesky factors L of matrices (..., n, n), by halves: nearly all of it are products."""
     n = matrix.shape[-1]
     if n <= BLOCK:
         identity = torch.eye(n, dtype=matrix.dtype, device=matrix.device).expand(matrix.shape)
@@ -268,10 +273,10 @@ def inverse_factor(matrix: Tensor) -> Tensor:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b for matrices (..., m, k) and (..., k, n); on a GPU in single precision by its units for TF32.
+    """Return a @ b for matrices (..., m, k) and (..., k, n), in single precision on a GPU by its TF32 units.
 
-    Those round what they multiply to 11 bits. So both matrices are parted into what has 11 bits and the rest, and the
-    parts are multiplied: three products are as exact as one in single precision and take less time.
+    These round their inputs to 11 bits. Split both matrices into an 11-bit part and the rest: three products of parts
+    are as exact as one product in single precision, and faster.
     """
     if a.device.type != "cuda" or a.dtype != torch.float32:
         return a @ b
@@ -284,13 +289,13 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _head(values: Tensor) -> Tensor:
-    """Single precision cut to 11 bits, of which 10 are stored."""
+    """Truncate single precision to 11 bits, of which 10 are stored."""
     return (values.view(torch.int32) & ~0x1FFF).view(torch.float32)
 
 
 @contextmanager
 def rounded(values: Tensor) -> Iterator[None]:
-    """Here a GPU rounds what it multiplies to 11 bits, which is several times as fast: enough for gradients."""
+    """Let a GPU round inputs of products to 11 bits (TF32): several times as fast, and enough for gradients."""
     before = torch.get_float32_matmul_precision()
     if values.device.type == "cuda":
         torch.set_float32_matmul_precision("high")
@@ -301,7 +306,7 @@ def rounded(values: Tensor) -> Iterator[None]:
 
 
 def at_once(numbers: int, device: torch.device) -> int:
-    """How many things of so many numbers each fit a temporary tensor; at least one."""
+    """Return how many items of `numbers` numbers each fit into a temporary tensor; at least one."""
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
         return max(1, int(GPU_SHARE * memory / 4) // numbers)
@@ -309,18 +314,18 @@ def at_once(numbers: int, device: torch.device) -> int:
 
 
 def _parts(omega: Tensor, numbers: int) -> Iterator[slice]:
-    """Slices of the chains of all processes, with so many `numbers` for a chain of one process."""
+    """Return slices of the chains that fit into memory, given `numbers` per chain and process."""
     *processes, chains, _ = omega.shape
     size = at_once(math.prod(processes) * numbers, omega.device)
     return (slice(start, start + size) for start in range(0, chains, size))
 
 
 class _Moments(torch.autograd.Function):
-    """`moments` with its gradient written down: with V = cross (K + Omega^-1)^-1 from the forward pass,
+    """`moments` with an explicit gradient. With V = cross (K + Omega^-1)^-1 from the forward pass,
 
-    d mean = (d cross - V dK) alpha,   d variance = diag(V dK V^T - 2 d cross V^T),
+    d mean = (d cross - V dK) alpha,   d variance = diag(V dK V^T - 2 d cross V^T).
 
-    which needs no gradient of a factorisation and, over all chains, is a few matrix products.
+    This does not differentiate a factorisation: over all chains it is a few matrix products.
     """
 
     @staticmethod
@@ -329,7 +334,7 @@ class _Moments(torch.autograd.Function):
         parts = list(_parts(omega, n * max(m, n)))
         alpha = torch.empty_like(omega)
         variances = omega.new_empty(*omega.shape[:-1], m)
-        # One tensor for all chains: in pieces between temporaries it would leave holes in the memory.
+        # One tensor for all chains: pieces between temporaries would fragment the memory.
         solved = omega.new_empty(*omega.shape[:-1], m, n) if any(ctx.needs_input_grad) else None
         for part in parts:
             scale = omega[..., part, :].sqrt()
@@ -361,15 +366,15 @@ class _Moments(torch.autograd.Function):
 
 
 def moments(cov: Tensor, cross: Tensor, variance: float, omega: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance (..., chains, m) of f at m new points given omega (..., chains, n):
+    """Return mean and variance (..., chains, m) of f at m new points, given omega (..., chains, n):
 
     mean = cross alpha, alpha = (K + Omega^-1)^-1 (kappa / omega);
     variance = k(x, x) - diag(cross (K + Omega^-1)^-1 cross^T).
 
-    cross (..., m, n) are the kernel's values between new and old points, `variance` is k(x, x). Differentiable in K and
-    cross; omega and kappa are taken as given.
+    cross (..., m, n): the kernel between new and old points. variance: k(x, x). Differentiable in K and cross, but not
+    in omega and kappa.
     """
-    # Further points that are apart from all others change nothing, and fast products want such numbers of points.
+    # Pad with points that are independent of all others: fast products need aligned sizes.
     spare = -cov.shape[-1] % ALIGNED[cov.device.type]
     cov, cross = functional.pad(cov, (0, spare, 0, spare)), functional.pad(cross, (0, spare))
     omega, kappa = functional.pad(omega, (0, spare), value=1.0), functional.pad(kappa, (0, spare))
@@ -378,10 +383,10 @@ def moments(cov: Tensor, cross: Tensor, variance: float, omega: Tensor, kappa: T
 
 
 def side_probabilities(mean: Tensor, variance: Tensor, link: Link) -> tuple[Tensor, Tensor]:
-    """p(y = 1) and p(y = 0) at m points from the moments (..., chains, m), averaged over chains: (..., m) each.
+    """Return p(y = 1) and p(y = 0) at m points, (..., m) each: averages over chains of moments (..., chains, m).
 
-    mean: E[sigmoid(f)], by Gauss-Hermite quadrature. reference: exp(E[log sigmoid(f)]) for y = 1 and the rest for
-    y = 0, as the authors' code has it; this lower bound leans towards y = 0.
+    link "mean": E[sigmoid(f)], by Gauss-Hermite quadrature. link "reference", as in the authors' code:
+    exp(E[log sigmoid(f)]) for y = 1 and the rest for y = 0. This lower bound favours y = 0.
     """
     nodes, weights = (torch.from_numpy(part).to(mean) for part in np.polynomial.hermite_e.hermegauss(POINTS))
     f = mean[..., None] + variance.sqrt()[..., None] * nodes
