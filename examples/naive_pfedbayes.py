@@ -65,7 +65,7 @@ class Client:
         self.adam, self.adam_w = torch.optim.Adam([self.v], lr=eta_1), torch.optim.Adam([self.v_w], lr=eta_2)
 
     def update(self, module: nn.Module, v: Tensor, steps: Iterable[Step], zeta: float) -> Tensor:
-        """Run ClientUpdate(i, v^t): start v_w at v^t; R times, take a step on Omega for v and one on Omega_w for v_w."""
+        """Run ClientUpdate(i, v^t): from v_w = v^t, R times a step on Omega for v and one on Omega_w for v_w."""
         self.v_w.data.copy_(v)
         for step in steps:
             self.adam.zero_grad()

@@ -1,9 +1,26 @@
 import dataclasses
 import itertools
-import math
 
 import pytest
 import torch
+from bnfed_networks import (
+    DEPTHS,
+    FLAT,
+    FORCED,
+    ONE,
+    flat,
+    layers_of,
+    merge,
+    outputs,
+    permuted,
+    random_assignments,
+    random_orders,
+    random_thetas,
+    shapes_of,
+    small_model,
+    some_labels,
+    widths,
+)
 from torch import nn
 from torch.testing import assert_close
 
@@ -26,81 +43,17 @@ from federations import (
 from pfedbayes.errors import UserError
 from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.methods import FedAvg
-from pfedbayes.methods.bnfed import BNFed, ModelAndLabels, Units, posterior
+from pfedbayes.methods.bnfed import BNFed, ModelAndLabels
 from pfedbayes.nets import mlp
 
 ROUNDING = 1e-12
-EVERYBODY = dataclasses.replace(TRAINING, participants=None)
-FLAT = {"sigma02": 1e12}  # a prior that says nothing
-FORCED = {"gamma": 1e-300}  # no new units if it can be avoided
-DEPTHS = {"one": [3, 4, 3], "two": [3, 5, 4, 3], "three": [3, 4, 6, 5, 3]}
-ONE = DEPTHS["one"]
+ALL_CLIENTS = dataclasses.replace(TRAINING, participants=None)
 
 
 @pytest.fixture(params=DEPTHS)
 def sizes(request):
     """Layer sizes of the clients' networks."""
     return DEPTHS[request.param]
-
-
-def small_model(sizes):
-    return make_model(mlp(sizes, "tanh"))
-
-
-def shapes_of(sizes):
-    return small_model(sizes).net.shapes
-
-
-def layers_of(theta, sizes):
-    """Parameters of one flat network, cut by hand: [(W, b), ...]."""
-    layers, start = [], 0
-    for below, above in itertools.pairwise(sizes):
-        weight = theta[start : start + above * below].view(above, below)
-        start += above * below
-        layers.append((weight, theta[start : start + above]))
-        start += above
-    return layers
-
-
-def flat(layers):
-    return torch.cat([part.flatten() for layer in layers for part in layer])
-
-
-def permuted(theta, sizes, orders):
-    """The same function with the units of each hidden layer in another order."""
-    layers = layers_of(theta, sizes)
-    for k, order in enumerate(orders):
-        (weight, bias), (above, above_bias) = layers[k], layers[k + 1]
-        layers[k], layers[k + 1] = (weight[order], bias[order]), (above[:, order], above_bias)
-    return flat(layers)
-
-
-def random_orders(sizes, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randperm(width, generator=generator) for width in sizes[1:-1]]
-
-
-def random_thetas(count, sizes, seed=0, scale=1.0):
-    return scale * randn(count, small_model(sizes).net.num_params, seed=seed)
-
-
-def some_labels(count, classes=3):
-    return torch.randint(1, 30, (count, classes), generator=torch.Generator().manual_seed(9))
-
-
-def merge(method, thetas, sizes=ONE, labels=None, server=None):
-    """The server after a round in which the clients sent these networks."""
-    server = server or method.init(thetas[0], len(thetas), shapes_of(sizes))
-    labels = some_labels(len(thetas)) if labels is None else labels
-    return method.aggregate(server, ModelAndLabels(thetas, labels), torch.ones(len(thetas)), torch.arange(len(thetas)))
-
-
-def widths(server):
-    return [len(bias) for bias in server.biases[:-1]]
-
-
-def outputs(server, sizes, x):
-    return BNFed().predict(small_model(sizes), server, x, None)[0]
 
 
 class TestPermutedCopies:
@@ -197,154 +150,6 @@ def test_a_clients_units_are_copies_of_distinct_global_ones_and_none_is_unused(s
         assert weight.shape == (above, below)
 
 
-def some_units(num_clients=4, width=3, length=5, seed=0, spread=1.0):
-    precision = 0.1 + randn(num_clients, length, seed=seed).abs()
-    vectors = spread * randn(num_clients, width, length, seed=seed + 1)
-    return Units(vectors * precision[:, None], precision, randn(length, seed=seed + 2), prior_precision=0.7)
-
-
-def random_assignments(num_clients, width, known, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.stack([torch.randperm(known, generator=generator)[:width] for _ in range(num_clients)])
-
-
-def objective(units, clients, assignments):
-    """sum_i (num_i^2 / den_i - its prior value), unit by unit."""
-    total = 0.0
-    for i in assignments.unique().tolist():
-        num, den = units.prior_evidence.clone(), torch.full_like(units.prior_evidence, units.prior_precision)
-        for client, own in zip(clients, assignments, strict=True):
-            for unit in (own == i).nonzero().flatten().tolist():
-                num, den = num + units.evidence[client, unit], den + units.precision[client]
-        total += float((num**2 / den - units.prior_evidence**2 / units.prior_precision).sum())
-    return total
-
-
-class TestPosterior:
-    def test_sums_over_the_copies(self):
-        units, clients = some_units(), [3, 0, 2]
-        assignments = torch.tensor([[1, 0, 2], [3, 1, 0], [4, 3, 1]])
-        num, den, counts = posterior(units, clients, assignments)
-        members = {0: [(3, 1), (0, 2)], 1: [(3, 0), (0, 1), (2, 2)], 2: [(3, 2)], 3: [(0, 0), (2, 1)], 4: [(2, 0)]}
-        for i, copies in members.items():
-            assert_close(num[i], units.prior_evidence + sum(units.evidence[j, unit] for j, unit in copies))
-            assert_close(den[i], 0.7 + sum(units.precision[j] for j, _ in copies))
-        assert counts.tolist() == [2, 3, 1, 2, 1]
-        assert counts.sum() == assignments.numel()
-
-    def test_nobody_has_anything(self):
-        num, den, counts = posterior(some_units(), [], torch.empty(0, 3, dtype=torch.int64))
-        assert (num.shape, den.shape, counts.shape) == ((0, 5), (0, 5), (0,))
-
-
-class TestMatchingOfOneClient:
-    """Against the most probable of all assignments, each scored by what it does to the whole objective."""
-
-    def score(self, method, units, client, others, assignments, own):
-        counts, num_clients = torch.bincount(assignments.flatten()), len(others) + 1
-        known = len(counts)
-        new = sum(i >= known for i in own)
-        score = objective(units, [*others, client], torch.cat([assignments, torch.tensor([own])]))
-        score += sum(2 * math.log(counts[i] / (num_clients - counts[i])) for i in own if i < known)
-        return score + 2 * new * math.log(method.gamma / num_clients) - 2 * math.log(math.factorial(new))
-
-    @pytest.mark.parametrize("gamma", [0.01, 1.0, 30.0])
-    @pytest.mark.parametrize("seed", range(6))
-    def test_brute_force(self, gamma, seed):
-        method = BNFed(gamma=gamma)
-        units, client, others = some_units(seed=10 * seed), 1, [0, 2, 3]
-        assignments = random_assignments(3, 3, known=4, seed=seed)
-        assignments = torch.unique(assignments, return_inverse=True)[1]
-        known = int(assignments.max()) + 1
-        own = method.match_client(units, client, posterior(units, others, assignments))
-
-        best, best_score = None, -math.inf
-        for choice in itertools.product([*range(known), None], repeat=3):
-            fresh = itertools.count(known)
-            candidate = [next(fresh) if i is None else i for i in choice]
-            if len(set(candidate)) == 3:
-                score = self.score(method, units, client, others, assignments, candidate)
-                if score > best_score:
-                    best, best_score = candidate, score
-        assert own.tolist() == best
-
-
-class TestLimits:
-    thetas = random_thetas(5, ONE, seed=4)
-
-    def test_no_mass_no_new_units(self):
-        assert widths(merge(BNFed(**FORCED), self.thetas)) == [4]
-
-    def test_much_mass_makes_every_unit_new(self):
-        server = merge(BNFed(gamma=1e300), self.thetas)
-        assert widths(server) == [20]
-        for own, theta in zip(server.assignments[0], self.thetas, strict=True):
-            assert_close(server.weights[0][own], layers_of(theta, ONE)[0][0] / 2)
-
-    @pytest.mark.parametrize(("max_width", "expected"), [(1, 4), (4, 4), (7, 7), (20, 20), (99, 20)])
-    def test_up_to_the_largest_width_allowed(self, max_width, expected):
-        assert widths(merge(BNFed(gamma=1e300, max_width=max_width), self.thetas)) == [expected]
-
-
-class TestSweeps:
-    @pytest.mark.parametrize("seed", range(5))
-    def test_without_log_terms_a_rematch_never_lowers_the_objective(self, seed):
-        method, units = BNFed(popularity=0.0, novelty=0.0), some_units(5, 4, 6, seed=20 + seed)
-        assignments = random_assignments(5, 4, known=7, seed=seed)
-        values = [objective(units, range(5), assignments)]
-        for client in [2, 0, 4, 1, 3] * 3:
-            others = [j for j in range(5) if j != client]
-            assignments[others] = torch.unique(assignments[others], return_inverse=True)[1]
-            assignments[client] = method.match_client(units, client, posterior(units, others, assignments[others]))
-            values.append(objective(units, range(5), assignments))
-        assert all(after >= before - 1e-9 for before, after in itertools.pairwise(values))
-        assert values[-1] > values[0] + 0.1
-
-    def test_sweeps_end_no_lower_than_they_began(self):
-        units = some_units(5, 4, 6, seed=30)
-        start = random_assignments(5, 4, known=7, seed=0)
-        values = [objective(units, range(5), start)]
-        for sweeps in (0, 1, 2, 5):
-            method = BNFed(popularity=0.0, novelty=0.0, sweeps=sweeps)
-            found = method.match(units, start, torch.Generator().manual_seed(0))
-            values.append(objective(units, range(5), found))
-        assert values[1] == pytest.approx(values[0])  # numbered anew, else the same
-        assert all(after >= before - 1e-9 for before, after in itertools.pairwise(values))
-        assert values[2] > values[1]
-
-    def test_true_copies_are_found_from_a_bad_start(self):
-        truth = random_assignments(6, 3, known=5, seed=1)
-        vectors = 5 * randn(5, 8, seed=2)[truth] + 0.1 * randn(6, 3, 8, seed=3)
-        units = Units(vectors, torch.ones(6, 8).double(), torch.zeros(8).double(), prior_precision=0.01)
-        for start in (None, random_assignments(6, 3, known=18, seed=4)):
-            found = BNFed().match(units, start, torch.Generator().manual_seed(0))
-            same = (found.flatten()[:, None] == found.flatten()) == (truth.flatten()[:, None] == truth.flatten())
-            assert same.all()
-
-
-class TestGains:
-    units = some_units(6, 3, 5, seed=40)
-    others = posterior(units, range(1, 6), random_assignments(5, 3, known=4, seed=1))
-
-    def gains(self, **fields):
-        return BNFed(**fields).gains(self.units, 0, self.others)
-
-    def test_log_terms(self):
-        bare = self.gains(popularity=0.0, novelty=0.0)
-        counts = self.others.counts
-        existing = 2 * torch.log(counts / (6 - counts))
-        new = torch.tensor([2 * math.log(3.0 / 6) - 2 * math.log(k) for k in (1, 2, 3)]).double()
-        assert_close(self.gains(gamma=3.0) - bare, torch.cat([existing, new]).expand(3, -1))
-        half = self.gains(gamma=3.0, popularity=1.0) - bare
-        assert_close(half, torch.cat([existing / 2, new]).expand(3, -1))
-
-    def test_popularity_may_count_no_further_than_some_number(self):
-        assert self.others.counts.max() > 2
-        capped = self.others.counts.clamp(max=2)
-        expected = (self.gains(popularity=0.0)[:, :4] + 2 * torch.log(capped / (6 - capped))).double()
-        assert_close(self.gains(max_count=2)[:, :4], expected)
-
-
 def scattered_copies(sizes, num_clients=5, noise=0.05):
     """Networks of clients that each have all but two of the hidden units of a global one, which lie far apart; and how
     many units of each layer anybody has."""
@@ -433,14 +238,14 @@ class TestReductions:
 
     def test_one_client_and_a_flat_prior_are_sgd(self):
         shards = make_shards((23,), (3,))
-        ours = trained(BNFed(eta=0.1, **FLAT), training=EVERYBODY, shards=shards)
+        ours = trained(BNFed(eta=0.1, **FLAT), training=ALL_CLIENTS, shards=shards)
         received = ours.method.download(ours.servers[0], torch.tensor([0]))[0]
         assert difference(received, self.sgd_alone(0.1, shards, TRAINING.rounds)) < 1e-10
         assert ours.servers[0].assignments[0].tolist() == [[0, 1, 2, 3]]
 
     def test_one_client_is_shrunk_to_the_prior_mean(self):
         shards = make_shards((23,), (3,))
-        ours = trained(BNFed(eta=0.1), 1, training=EVERYBODY, shards=shards)
+        ours = trained(BNFed(eta=0.1), 1, training=ALL_CLIENTS, shards=shards)
         shrunk = flat(
             [(weight / 2, (0.1 + bias) / 2) for weight, bias in layers_of(self.sgd_alone(0.1, shards, 1), ONE)]
         )
@@ -449,8 +254,8 @@ class TestReductions:
     def test_near_copies_and_a_flat_prior_are_fedavg(self):
         # FedAvg weighs by size, so that all have the same here; both start with the same biases.
         shards = make_shards(sizes=(11, 11, 11, 11, 11))
-        ours = federation(BNFed(eta=0.1, class_shares=False, **FLAT, **FORCED), EVERYBODY, shards=shards)
-        fedavg = federation(FedAvg(0.1), EVERYBODY, shards=shards)
+        ours = federation(BNFed(eta=0.1, class_shares=False, **FLAT, **FORCED), ALL_CLIENTS, shards=shards)
+        fedavg = federation(FedAvg(0.1), ALL_CLIENTS, shards=shards)
         fedavg.servers = [ours.method.download(ours.servers[0], torch.tensor([0]))[0]]
         for _ in range(3):
             ours.train_round()
@@ -459,7 +264,7 @@ class TestReductions:
         assert difference(received, fedavg.servers[0].expand(5, -1)) < 1e-10
 
     def test_rate_zero_and_a_flat_prior_leave_the_network_alone(self, sizes):
-        ours = federation(BNFed(eta=0.0, class_shares=False, **FLAT), EVERYBODY, model=small_model(sizes))
+        ours = federation(BNFed(eta=0.0, class_shares=False, **FLAT), ALL_CLIENTS, model=small_model(sizes))
         start = ours.servers[0]
         for _ in ours.rounds():
             pass
@@ -487,7 +292,7 @@ class TestFirstServer:
     )
     def test_other_networks_are_refused(self, module):
         with pytest.raises(UserError, match=r"fully connected .* net\.name=mlp"):
-            federation(BNFed(), EVERYBODY, model=make_model(module))
+            federation(BNFed(), ALL_CLIENTS, model=make_model(module))
 
 
 class TestSharesOfClasses:
@@ -507,7 +312,7 @@ class TestSharesOfClasses:
         shards = make_shards()
         regression = dataclasses.replace(shards, y=shards.x[:, :1] ** 2, num_classes=None)
         model = make_model(mlp([3, 4, 1], "tanh"), Regression(sigma_eps=1.0))
-        ours = trained(BNFed(eta=0.1), training=EVERYBODY, shards=regression, model=model)
+        ours = trained(BNFed(eta=0.1), training=ALL_CLIENTS, shards=regression, model=model)
         assert ours.servers[0].weights[1].isfinite().all()
 
 
@@ -525,15 +330,15 @@ class TestFederation:
     @pytest.mark.parametrize("fields", [{}, {"gamma": 30.0}], ids=str)
     def test_together_in_turn_and_alone_agree(self, sizes, fields):
         method, model = BNFed(**fields), small_model(sizes)
-        alone = train_alone(method, TRAINING.rounds, EVERYBODY, model=model).server
+        alone = train_alone(method, TRAINING.rounds, ALL_CLIENTS, model=model).server
         for over in ("vmap", "loop"):
             plan = dataclasses.replace(EXACT, over=over)
-            assert difference(trained(method, training=EVERYBODY, plan=plan, model=model).servers[0], alone) < 1e-10
+            assert difference(trained(method, training=ALL_CLIENTS, plan=plan, model=model).servers[0], alone) < 1e-10
 
     def test_a_restored_federation_has_the_width_that_was_saved(self):
-        first = trained(BNFed(gamma=50.0), 2, training=EVERYBODY)
+        first = trained(BNFed(gamma=50.0), 2, training=ALL_CLIENTS)
         assert widths(first.servers[0]) != [4]
-        second = federation(BNFed(gamma=50.0), EVERYBODY)
+        second = federation(BNFed(gamma=50.0), ALL_CLIENTS)
         second.restore(first.tensors(), round=2)
         first.train_round()
         second.train_round()
@@ -559,7 +364,7 @@ class TestFederation:
 
     def test_matched_units_learn(self):
         shards = make_shards((40, 60, 50, 30), (100, 100, 100, 100))
-        ours = federation(BNFed(eta=0.5), dataclasses.replace(EVERYBODY, local_steps=20), shards=shards)
+        ours = federation(BNFed(eta=0.5), dataclasses.replace(ALL_CLIENTS, local_steps=20), shards=shards)
         before = ours.evaluate()["shared"]["mean"]["nll"]
         for _ in ours.rounds(5):
             pass

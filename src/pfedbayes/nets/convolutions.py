@@ -209,9 +209,7 @@ class PlainGroupNorm(nn.GroupNorm):
     """Group normalisation in plain arithmetic: under vmap, torch's version rejects the layout of a product."""
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(
-            torch.promote_types(x.dtype, torch.float32)
-        )  # half precision is too coarse for means
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # half precision is too coarse for means
         groups = torch.unflatten(wide, 1, (self.num_groups, -1))
         inside = tuple(range(2, groups.dim()))
         variance, mean = torch.var_mean(groups, inside, correction=0, keepdim=True)

@@ -48,8 +48,8 @@ def vgg(
 def cnn(shape: Sequence[int], outputs: int) -> nn.Module:
     """Return a small network for images of any shape (C, H, W).
 
-    It has the VGG's channels: 3 x 3 convolutions, ReLU and 2 x 2 pooling until a side is below 8 pixels, then one linear
-    layer.
+    It has the VGG's channels: 3 x 3 convolutions, ReLU and 2 x 2 pooling until a side is below 8 pixels, then one
+    linear layer.
     """
     channels, height, width = shape
     layers: list[nn.Module] = []
