@@ -46,7 +46,7 @@ def test_same_numbers_as_the_engine(tmp_path, name, train):
     grid = FakeGrid(config)
     server = serve(grid)
     engine, scores = by_engine(config)
-    assert difference(server.state, engine.servers[0]) < ROUNDING
+    assert difference(server.state.servers[0], engine.servers[0]) < ROUNDING
     run = runs.read(tmp_path / "run")
     assert [record["round"] for record in run.rounds] == list(scores) == [2, 3]
     for record in run.rounds:
@@ -76,7 +76,7 @@ def test_options_of_server_and_prediction_travel_too(tmp_path):
     )
     server = serve(FakeGrid(config))
     engine, scores = by_engine(config)
-    assert difference(server.state, engine.servers[0]) < ROUNDING
+    assert difference(server.state.servers[0], engine.servers[0]) < ROUNDING
     for record in runs.read(tmp_path / "run").rounds:
         assert_same_scores(record, scores[record["round"]])
 
@@ -96,7 +96,7 @@ def test_views_and_rarely_scored_averages_travel_too(tmp_path):
     grid.app = client_app(lambda client, clients: own_data(client, shards=images), model_for)
     server = serve(grid)
     engine, scores = by_engine(config, images)
-    assert difference(server.state, engine.servers[0]) < ROUNDING
+    assert difference(server.state.servers[0], engine.servers[0]) < ROUNDING
     logged = {record["round"]: record for record in runs.read(tmp_path / "run").rounds}
     assert ["mc10" in logged[round]["personal"] for round in range(1, 6)] == [False, True, False, True, True]
     for round, record in logged.items():

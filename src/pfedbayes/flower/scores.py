@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedbayes.evaluation.prediction import MODELS
+from pfedbayes.evaluation.estimators import MODELS
 from pfedbayes.maths.metrics import BINS, METRICS
 
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pfedbayes.engine.federation import Training
 from pfedbayes.engine.plan import Dtype
+from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError, nearest
 from pfedbayes.methods import Method
 from pfedbayes.nets import Init
