@@ -91,7 +91,7 @@ ENDLESS = ("float64", ENTRIES, RAW, torch.full(ENTRIES, torch.inf, dtype=torch.f
     [
         (change_facts(size=10**30), "its size is 10000"),
         (change_facts(size="many"), "its size is many"),
-        (deep, "nothing that pfedbayes understands"),
+        (deep, "no facts that pfedbayes can read"),
         (arrays(upload=ZEROS, more=ZEROS), "the arrays are more, upload instead of upload"),
         (arrays(upload=ENDLESS), "not finite"),
         (arrays(upload=("float64", (0,), RAW, b"")), "wrong shape (0,)"),
@@ -118,7 +118,7 @@ def test_counts_that_cannot_be_are_refused_by_name(tmp_path):
     config = everybody(tmp_path, "bnfed", training__rounds=1, federation__attempts=1)
     with pytest.raises(UserError, match="too few usable uploads"):  # the method cannot do without anybody
         serve(lying(FakeGrid(config), negative))
-    assert "counts what cannot be counted: -5" in journal(tmp_path)[0]["refused"]["site 2"]
+    assert "has impossible counts: -5" in journal(tmp_path)[0]["refused"]["site 2"]
 
 
 def test_a_shared_model_that_overflows_is_not_taken(tmp_path):

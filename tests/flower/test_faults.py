@@ -83,7 +83,7 @@ BAD = {
     "pickle": (raw("float64", (2, 31), "pickle", b"1234"), "holds float64 (pickle)"),
     "whole numbers": (raw("int64", (2, 31), "pfedbayes.raw", b"1234"), "holds int64"),
     "no arrays": (without_arrays, "'upload' are missing"),
-    "nothing known": (without_facts, "nothing that pfedbayes understands"),
+    "nothing known": (without_facts, "no facts that pfedbayes can read"),
     "crash": (crash, "Flower reports: ValueError: no such disk"),
     "silence": (lambda message, reply: None, "no reply within 0.5 s"),
 }
@@ -187,7 +187,7 @@ def test_without_nodes_the_server_says_why(tmp_path):
     grid = FakeGrid(run_config(tmp_path))
     for config in grid.nodes.values():
         config["partition-id"] = 17
-    with pytest.raises(UserError, match=r"no node came within 0 s .*a number from 0 to 4"):
+    with pytest.raises(UserError, match=r"no node connected within 0 s .*a number from 0 to 4"):
         serve(grid)
 
 
