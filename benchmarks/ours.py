@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.work import SEED, Work
-from pfedbayes.engine import federation as engine
+from pfedbayes.engine import plan as engine
 from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.plan import Plan
 from pfedbayes.methods import Method

@@ -17,8 +17,9 @@ import torch
 from torch.nn.functional import pad
 
 from pfedbayes.data import DataConfig, Shards, load_shards
-from pfedbayes.engine.federation import Federation, Training, plan_for
-from pfedbayes.engine.plan import Precision
+from pfedbayes.engine.federation import Federation
+from pfedbayes.engine.plan import Precision, plan_for
+from pfedbayes.engine.training import Training
 from pfedbayes.maths.likelihoods import Classification
 from pfedbayes.methods import PFedBayes
 from pfedbayes.nets import Init, Model, Net, mlp, vgg

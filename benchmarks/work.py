@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pfedbayes.data import DataConfig, Shards, load, load_shards, positions
-from pfedbayes.engine.federation import Training
+from pfedbayes.engine.training import Training
 from pfedbayes.maths.likelihoods import Classification
 from pfedbayes.maths.random import Purpose, key
 from pfedbayes.methods import FedAvg, Method, PFedBayes

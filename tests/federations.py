@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from pfedbayes.data import Shards, positions
 from pfedbayes.engine.backend.local_training import Step, client_round
-from pfedbayes.engine.federation import Federation, Training
+from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.plan import Plan
+from pfedbayes.engine.training import Training
 from pfedbayes.maths.likelihoods import Classification, Likelihood
 from pfedbayes.maths.random import Purpose, choose, key, normal
 from pfedbayes.maths.trees import leaves, pick, stack, tree_map

@@ -12,8 +12,9 @@ import torch
 from benchmarks.rate.functions import draw_functions
 from benchmarks.rate.units import Unit
 from pfedbayes.data import Shards
-from pfedbayes.engine.federation import Federation, Training, plan_for
-from pfedbayes.engine.plan import has_compiler
+from pfedbayes.engine.federation import Federation
+from pfedbayes.engine.plan import has_compiler, plan_for
+from pfedbayes.engine.training import Training
 from pfedbayes.maths.gaussian import kl, mean_field
 from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.methods import PFedBayes

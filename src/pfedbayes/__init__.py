@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pfedbayes.data import DataConfig, Preprocessing, Shards, load_shards, read_inputs, shards_from_tables
-    from pfedbayes.engine.federation import Federation, Training
+    from pfedbayes.engine.federation import Federation
     from pfedbayes.engine.plan import Plan
+    from pfedbayes.engine.training import Training
     from pfedbayes.errors import Diverged, UserError
     from pfedbayes.maths.likelihoods import Classification, Regression
     from pfedbayes.methods import METHODS, Method

@@ -21,12 +21,14 @@ from federations import (
 )
 from pfedbayes.data import Shards
 from pfedbayes.engine.backend.local_training import LocalTraining, client_round
-from pfedbayes.engine.federation import Federation, Training
+from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.plan import Plan, choose_device, choose_plan
+from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError
 from pfedbayes.maths.likelihoods import Classification
 from pfedbayes.maths.random import choose
 from pfedbayes.methods import FedAvg, PFedBayes
+from pfedbayes.methods.base import Needs
 from pfedbayes.nets import Model, Net, mlp, vgg
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -34,17 +36,23 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 @dataclasses.dataclass(frozen=True)
 class ByLoop(FedAvg):
-    batched = False
+    @property
+    def needs(self):
+        return Needs(loop=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Pooled(FedAvg):
-    pools = True
+    @property
+    def needs(self):
+        return Needs(pooled_data=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class FullBatch(FedAvg):
-    full_batch = True
+    @property
+    def needs(self):
+        return Needs(full_batch=True)
 
 
 class TestTraining:

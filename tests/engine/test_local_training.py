@@ -26,8 +26,11 @@ from federations import (
     same_bits,
     trained,
 )
+from pfedbayes.engine.backend.batches import lay_out
+from pfedbayes.engine.backend.compiled import Compiled, _split_by_layer
 from pfedbayes.engine.backend.local_training import LocalTraining, Views
-from pfedbayes.engine.backend.programs import Compiled, InParts, _by_layers
+from pfedbayes.engine.backend.replayed import FixedSizeBatches
+from pfedbayes.engine.participation import choose
 from pfedbayes.engine.plan import Plan, choose_plan, has_compiler
 from pfedbayes.errors import Diverged, UserError
 from pfedbayes.methods import METHODS, FedAvg, PFedBayes
@@ -115,7 +118,7 @@ class TestByLayers:
     def traced(function, *arguments):
         before = make_fx(function)(*arguments)
         after = make_fx(function)(*arguments)
-        _by_layers(after.graph)
+        _split_by_layer(after.graph)
         after.recompile()
         after.graph.lint()
         assert_close(after(*arguments), before(*arguments), rtol=0, atol=0)
@@ -192,6 +195,11 @@ class TestPhilox:
         assert agree(trained(FedAvg(), plan=PHILOX), trained(FedAvg()))
 
 
+def batches(ours):
+    """The mini-batches of round 1, from where the clients have read to."""
+    return lay_out(ours.setup, 1, choose(ours.setup, 1), ours.state.cursors)
+
+
 class TestViews:
     FLIPPED = dataclasses.replace(TRAINING, flip=True)
     MOVED = dataclasses.replace(TRAINING, flip=True, shift=1)
@@ -215,7 +223,7 @@ class TestViews:
     def test_every_view_is_an_image_moved_over_a_canvas_that_repeats_its_edge(self, flip):
         x = randn(2, 2, 4, 5)
         views = Views(flip, shift=2)
-        seen, rows = views.of(x, torch.arange(2 * views.count))
+        seen, rows = views.apply(x, torch.arange(2 * views.count))
         assert rows.tolist() == [0] * views.count + [1] * views.count
         canvas = functional.pad(x, (2, 2, 2, 2), mode="replicate")
         moved = [canvas[:, :, up : up + 4, left : left + 5] for up in range(5) for left in range(5)]
@@ -228,17 +236,17 @@ class TestViews:
 
     def test_half_of_the_images_are_mirrored_and_every_draw_has_its_name(self):
         one = self.federation_of_images(FedAvg(), seeds=(1, 2))
-        rows = one._assign(1).rows
+        rows = batches(one).rows
         assert 0.35 < (rows % 2).mean() < 0.65
-        plain = self.federation_of_images(FedAvg(), seeds=(1, 2), training=TRAINING)._assign(1).rows
-        assert (rows // 2 == plain).all()
-        alone = self.federation_of_images(FedAvg(), seeds=(2,))._assign(1)
+        plain = self.federation_of_images(FedAvg(), seeds=(1, 2), training=TRAINING)
+        assert (rows // 2 == batches(plain).rows).all()
+        alone = batches(self.federation_of_images(FedAvg(), seeds=(2,)))
         assert (alone.rows == rows[:, :, rows.shape[2] // 2 :]).all()  # the second seed's half
         steps = (rows % 2).reshape(len(rows), -1)
         assert len({step.tobytes() for step in steps}) == len(steps)
 
     def test_all_views_come_about_equally_often(self):
-        rows = self.federation_of_images(FedAvg(), seeds=tuple(range(40)), training=self.MOVED)._assign(1).rows
+        rows = batches(self.federation_of_images(FedAvg(), seeds=tuple(range(40)), training=self.MOVED)).rows
         counts = np.bincount((rows % 18).ravel(), minlength=18) / rows.size
         assert abs(counts - 1 / 18).max() < 5 * (1 / 18 / rows.size) ** 0.5
 
@@ -400,9 +408,9 @@ class TestConvolutions:
 
     def test_parts_are_filled_up_and_put_together(self, monkeypatch):
         sizes = []
-        monkeypatch.setattr("pfedbayes.engine.backend.programs.Replayed", lambda program: program)
-        monkeypatch.setattr("pfedbayes.engine.backend.programs.Compiled", lambda network: network)
-        parts = InParts(lambda theta, x: [sizes.append(len(x)), theta * x][1], rows=3)
+        monkeypatch.setattr("pfedbayes.engine.backend.replayed.Replayed", lambda program: program)
+        monkeypatch.setattr("pfedbayes.engine.backend.replayed.Compiled", lambda network: network)
+        parts = FixedSizeBatches(lambda theta, x: [sizes.append(len(x)), theta * x][1], rows=3)
         x = randn(8, 2)
         assert torch.equal(parts(torch.tensor(2.0, dtype=x.dtype), x), 2 * x)
         assert sizes == [3, 3, 3]
@@ -416,7 +424,7 @@ class TestConvolutions:
             trained(PFedBayes(), plan=plan, shards=shards, model=make_model(module), seeds=seeds)
             for plan, seeds in ((dataclasses.replace(plan, convolutions="matmul", **fast), (1, 2)), (plan, (2,)))
         )
-        assert isinstance(both.predictor.net._instead, InParts) == bool(fast)
+        assert isinstance(both.predictor.net._instead, FixedSizeBatches) == bool(fast)
         found, expected = both.evaluate(), alone.evaluate()
         for which in ("personal", "shared"):
             for estimator, scores in expected[which].items():

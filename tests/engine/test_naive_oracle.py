@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from federations import EXACT, client_steps, difference, federation, first_server, make_model, make_shards, train_alone
-from pfedbayes.engine.federation import Training
+from pfedbayes.engine.training import Training
 from pfedbayes.maths.random import choose
 from pfedbayes.methods import PFedBayes
 from pfedbayes.nets import mlp

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from federations import difference, federation, make_shards, same_bits, trained
-from pfedbayes.engine.federation import Training
 from pfedbayes.engine.personalisation import personalise, priors_of
+from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError
 from pfedbayes.maths.gaussian import kl
 from pfedbayes.methods import FedAvg, PFedBayes

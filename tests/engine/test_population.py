@@ -19,10 +19,12 @@ import pfedbayes
 from federations import TRAINING, federation, make_model, make_shards, model_for, same_bits, trained
 from pfedbayes import runs
 from pfedbayes.data import load_shards
-from pfedbayes.engine import population as module
 from pfedbayes.engine import tensor_files
 from pfedbayes.engine.plan import Plan
-from pfedbayes.engine.population import HOST, InFile, InMemory, OnHost, choose_resting
+from pfedbayes.engine.population import HOST, DevicePopulation, FilePopulation, HostPopulation, choose_resting
+from pfedbayes.engine.population import choose as choose_module
+from pfedbayes.engine.population import file as file_module
+from pfedbayes.engine.population import host as host_module
 from pfedbayes.errors import UserError
 from pfedbayes.maths.trees import stack
 from pfedbayes.methods import FedAvg, FedRep, PFedBayes
@@ -56,17 +58,17 @@ def fresh(clients: list[int]) -> Kept:
     return states([-client for client in clients])
 
 
-def in_file(path: Path | None = None) -> InFile:
-    return InFile(state(0), HOST, path)
+def in_file(path: Path | None = None) -> FilePopulation:
+    return FilePopulation(state(0), HOST, path)
 
 
-def in_memory() -> InMemory:
-    return InMemory(SIZE, HOST)
+def in_memory() -> DevicePopulation:
+    return DevicePopulation(SIZE, HOST)
 
 
-def on_host(template=state(0)) -> OnHost:  # noqa: B008, nothing changes it
+def on_host(template=state(0)) -> HostPopulation:  # noqa: B008, nothing changes it
     """The host itself stands for a GPU: it copies at once what a GPU would copy when it comes to that."""
-    return OnHost(SIZE, template, HOST)
+    return HostPopulation(SIZE, template, HOST)
 
 
 @pytest.fixture(params=[in_memory, on_host, in_file], ids=["memory", "host", "file"])
@@ -77,18 +79,18 @@ def population(request):
 def test_newcomers_are_fresh_and_others_come_back_in_any_order(population):
     population.put([4, 1], states([40, 10]))
     population.put([7, 4], states([70, 41]))
-    assert population.met == [4, 1, 7]
+    assert population.enrolled == [4, 1, 7]
     assert same_bits(population.get([7, 2, 1, 4], fresh), states([70, -2, 10, 41]))
     assert same_bits(population.get([5, 6], fresh), states([-5, -6]))
     assert same_bits(population.get([1, 7], fresh), states([10, 70]))
-    assert population.met == [4, 1, 7]  # asking enrols nobody
+    assert population.enrolled == [4, 1, 7]  # asking enrols nobody
 
 
 def test_whoever_is_named_twice_is_one_client(population):
     population.put([5, 5], states([50, 50]))
     population.put([6], states([60]))
     assert same_bits(population.get([6, 5, 8, 6], fresh), states([60, 50, -8, 60]))
-    assert population.met == [5, 6]
+    assert population.enrolled == [5, 6]
 
 
 def test_what_was_asked_for_does_not_change_when_others_are_put(population):
@@ -99,10 +101,10 @@ def test_what_was_asked_for_does_not_change_when_others_are_put(population):
 
 
 def test_clients_without_a_state_are_met_too():
-    for population in (in_memory(), on_host(()), InFile((), HOST)):
+    for population in (in_memory(), on_host(()), FilePopulation((), HOST)):
         population.put([3, 1], ())
         assert population.get([1, 2], lambda _: ()) == ()
-        assert (population.met, population.tensors()) == ([3, 1], {})
+        assert (population.enrolled, population.tensors()) == ([3, 1], {})
 
 
 def test_nothing_is_copied_when_all_train_where_they_rest():
@@ -112,7 +114,7 @@ def test_nothing_is_copied_when_all_train_where_they_rest():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda _: in_memory(), on_host, lambda row: InFile(row, HOST)], ids=["memory", "host", "file"]
+    "make", [lambda _: in_memory(), on_host, lambda row: FilePopulation(row, HOST)], ids=["memory", "host", "file"]
 )
 def test_bfloat16_comes_back(make):
     values = torch.randn(4, 3).bfloat16()
@@ -138,8 +140,10 @@ class TestBlocks:
 
     @pytest.fixture(autouse=True)
     def blocks_of_three(self, monkeypatch):
-        monkeypatch.setattr(module, "BLOCK_BYTES", 200)  # a row has 24, 8 and 1 bytes, each made a multiple of 16
-        monkeypatch.setattr(module, "FEWEST_ROWS", 1)
+        monkeypatch.setattr(
+            host_module, "MIN_BLOCK_BYTES", 200
+        )  # a row has 24, 8 and 1 bytes, each made a multiple of 16
+        monkeypatch.setattr(host_module, "MIN_BLOCK_ROWS", 1)
 
     def test_rows_of_several_blocks_come_back(self, tmp_path):
         population, numbers = on_host(), {}
@@ -147,7 +151,7 @@ class TestBlocks:
             clients = [(start + step) % SIZE for step in range(4)]
             population.put(clients, states([100 * start + client for client in clients]))
             numbers.update({client: 100 * start + client for client in clients})
-        assert population.met == list(numbers)
+        assert population.enrolled == list(numbers)
         assert same_bits(population.get(list(numbers), fresh), states(list(numbers.values())))
         expected = states(list(numbers.values()))
         assert all(
@@ -159,8 +163,10 @@ class TestBlocks:
             assert torch.equal(rows.take(slice(2, 9)), whole[2:9])
 
     def test_no_more_than_are_needed(self, monkeypatch):
-        taken, staging = [], module.staging
-        monkeypatch.setattr(module, "staging", lambda *arguments: taken.append(arguments[0]) or staging(*arguments))
+        taken, staging = [], host_module.staging
+        monkeypatch.setattr(
+            host_module, "staging", lambda *arguments: taken.append(arguments[0]) or staging(*arguments)
+        )
         population = on_host()
         for clients, blocks in (([4, 1], 1), ([1, 4], 1), ([4, 2], 1), ([3], 2), (range(SIZE), 4)):
             population.put(list(clients), states(list(clients)))
@@ -173,17 +179,17 @@ class TestBlocks:
         def no_more(*arguments):
             raise RuntimeError("CUDA error: out of memory")
 
-        monkeypatch.setattr(module, "staging", no_more)
+        monkeypatch.setattr(host_module, "staging", no_more)
         with pytest.raises(UserError, match=r"execution\.resting=file"):
             population.put([2, 3, 4], states([21, 30, 40]))
         assert same_bits(population.get([1, 2], fresh), states([10, 20]))
-        assert population.met == [1, 2]
+        assert population.enrolled == [1, 2]
 
     def test_other_errors_of_a_gpu_keep_their_words(self, monkeypatch):
         def broken(*arguments):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-        monkeypatch.setattr(module, "staging", broken)
+        monkeypatch.setattr(host_module, "staging", broken)
         with pytest.raises(RuntimeError, match="illegal"):
             on_host().put([1], states([10]))
 
@@ -201,7 +207,7 @@ class TestBlocks:
         with pytest.raises(KeyboardInterrupt):
             population.put([3, 4], states([30, 40]))
         monkeypatch.setattr(Tensor, "copy_", copy)
-        assert population.met == [1, 2]
+        assert population.enrolled == [1, 2]
         population.put([4], states([41]))
         assert same_bits(population.get([1, 2, 3, 4], fresh), states([10, 20, -3, 41]))
 
@@ -213,9 +219,11 @@ class TestBlocks:
 @pytest.mark.parametrize("megabytes", [1, 3, 60, 90, 200, 300])
 def test_blocks_are_nearly_full_when_torch_has_rounded_them_up(monkeypatch, megabytes):
     taken = []
-    monkeypatch.setattr(module, "staging", lambda shape, *_: taken.append(math.prod(shape)) or torch.empty(0, 0))
+    monkeypatch.setattr(host_module, "staging", lambda shape, *_: taken.append(math.prod(shape)) or torch.empty(0, 0))
     with pytest.raises(IndexError):  # there is no memory behind it
-        OnHost(10_000, torch.zeros(megabytes, 250_000, device="meta"), torch.device("meta")).put([0], torch.zeros(1))
+        HostPopulation(10_000, torch.zeros(megabytes, 250_000, device="meta"), torch.device("meta")).put(
+            [0], torch.zeros(1)
+        )
     (size,) = taken
     assert size > 7 / 8 * 2 ** math.ceil(math.log2(size))
     assert size >= 7 / 8 * 2**28
@@ -226,7 +234,7 @@ class TestBesideAGpu:
     def test_states_come_back_though_nobody_waits(self):
         """The GPU is kept busy: what is read on the host before it is done would be of the round before."""
         gpu = torch.device("cuda")
-        wide = OnHost(SIZE, torch.zeros(100_000), gpu)
+        wide = HostPopulation(SIZE, torch.zeros(100_000), gpu)
         busy, values = torch.randn(4096, 4096, device=gpu), torch.zeros(SIZE, 100_000, device=gpu)
         for round in range(5):
             for _ in range(20):
@@ -235,7 +243,7 @@ class TestBesideAGpu:
             before = wide.get(clients, lambda new: torch.zeros(len(new), 100_000, device=gpu))
             values[clients] += round
             wide.put(clients, before + round)
-        met = wide.met
+        met = wide.enrolled
         before = wide.get(met, fresh)
         for copies in (wide.tensors, lambda: wide.checkpoint(Path())["clients"].take(slice(None))):
             for _ in range(20):
@@ -251,7 +259,7 @@ class TestBesideAGpu:
             trained(PFedBayes(), 5, training=FEW, plan=Plan(device="cuda", resting=resting))
             for resting in ("device", "host")
         )
-        assert isinstance(other.population, OnHost)
+        assert isinstance(other.population, HostPopulation)
         assert all(torch.equal(tensor, other.tensors()[name]) for name, tensor in one.tensors().items())
         back = federation(PFedBayes(), FEW, Plan(device="cuda", resting="host"))
         back.restore(other.tensors(), 5)
@@ -282,7 +290,7 @@ def test_a_file_remembers_what_a_dict_would_through_checkpoints_and_kills(tmp_pa
             population.close()
             population, now, changed = in_file(path), dict(saved), set()
             population.restore(list(saved), checkpoint, path)
-        assert population.met == list(now)
+        assert population.enrolled == list(now)
         if now:
             assert same_bits(population.get(list(now), fresh), states(list(now.values())))
     assert path.stat().st_size <= population.rows * sum(leaf.nbytes for leaf in state(0))
@@ -318,17 +326,17 @@ def test_an_interrupt_leaves_nobody_writing(monkeypatch):
         return write(*arguments)
 
     def interrupted(tasks):
-        monkeypatch.setattr("pfedbayes.engine.population.wait", concurrent.futures.wait)
+        monkeypatch.setattr("pfedbayes.engine.population.file.wait", concurrent.futures.wait)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "pwritev", slow)
-    monkeypatch.setattr("pfedbayes.engine.population.wait", interrupted)
+    monkeypatch.setattr("pfedbayes.engine.population.file.wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         population.put(list(range(SIZE)), states(list(range(SIZE))))
     before = len(written)
     time.sleep(0.2)
     assert len(written) == before < 3 * SIZE
-    assert population.met == []
+    assert population.enrolled == []
 
 
 def test_a_forked_process_has_threads_of_its_own():
@@ -342,9 +350,9 @@ def test_a_forked_process_has_threads_of_its_own():
 
 def test_states_are_put_where_they_rest_wherever_they_come_from():
     """A device without memory stands for a GPU."""
-    population = InMemory(SIZE, torch.device("meta"))
+    population = DevicePopulation(SIZE, torch.device("meta"))
     population.put([0, 3], states([10, 30]))
-    assert population.met == [0, 3]
+    assert population.enrolled == [0, 3]
 
 
 def test_reads_and_writes_that_do_less_than_asked_are_gone_on_with(monkeypatch):
@@ -366,7 +374,7 @@ def test_an_unwritable_folder_is_one_clear_line(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write"):
         in_file(tmp_path / "file" / "clients.bin").put([1], states([10]))
-    monkeypatch.setattr(module.tempfile, "TemporaryFile", lambda: (tmp_path / "file" / "x").open("wb"))
+    monkeypatch.setattr(file_module.tempfile, "TemporaryFile", lambda: (tmp_path / "file" / "x").open("wb"))
     with pytest.raises(UserError, match="TMPDIR"):
         in_file().put([1], states([10]))
 
@@ -388,7 +396,7 @@ class TestForeignFiles:
         population = in_file(path if own else None)
         with pytest.raises(UserError, match=match):
             population.restore([1, 2], checkpoint, path)
-        assert population.met == []
+        assert population.enrolled == []
 
     @pytest.mark.parametrize("own", [True, False])
     def test_another_files_rows_are_refused(self, path, checkpoint, own):
@@ -401,7 +409,7 @@ class TestForeignFiles:
         in_file(path if own else None).restore([1, 2], checkpoint, path)
 
     def test_rows_of_another_width_are_refused(self, path, checkpoint):
-        population = InFile(Kept(torch.zeros(2, 1), torch.tensor(0), torch.tensor([True])), HOST, path)
+        population = FilePopulation(Kept(torch.zeros(2, 1), torch.tensor(0), torch.tensor([True])), HOST, path)
         with pytest.raises(UserError, match="does not belong"):
             population.restore([1, 2], checkpoint, path)
 
@@ -430,18 +438,18 @@ class TestForeignFiles:
         assert path.read_bytes() == content
         copy = reader.checkpoint(path)  # takes the place of the file it reads from
         again = in_file()
-        again.restore(reader.met, copy, path)
+        again.restore(reader.enrolled, copy, path)
         assert same_bits(again.get([1, 2, 3], fresh), states([10, 22, 30]))
 
 
 def test_memory_that_is_not_there_is_one_clear_line():
-    population = InMemory(2**50, HOST)
+    population = DevicePopulation(2**50, HOST)
     with pytest.raises(UserError, match=r"execution\.resting=file"):
         population.put([1], states([10]))
 
 
 def test_clients_rest_where_they_fit(monkeypatch):
-    monkeypatch.setattr(module, "host_memory", lambda: 16_000)
+    monkeypatch.setattr(choose_module, "host_memory", lambda: 16_000)
     assert choose_resting(100, 10, 1, 1, HOST) == "device"
     assert choose_resting(100, 49, 1, 1, HOST) == "host"
     assert choose_resting(100, 50, 1, 1, HOST) == "file"
@@ -533,20 +541,20 @@ class TestFederation:
     def test_states_are_saved_and_restored_a_few_at_a_time(self, tmp_path, monkeypatch, resting):
         plan = Plan(threads=1, resting=resting)
         ours = trained(PFedBayes(), 3, training=FEW, plan=plan)
-        assert len(ours.population.met) == 4
+        assert len(ours.population.enrolled) == 4
         monkeypatch.setattr(tensor_files, "PIECE_BYTES", 2 * ours.client_bytes)
-        put, sizes = InMemory.put, []
-        monkeypatch.setattr(InMemory, "put", lambda *args: (sizes.append(len(args[1])), put(*args)))
+        put, sizes = DevicePopulation.put, []
+        monkeypatch.setattr(DevicePopulation, "put", lambda *args: (sizes.append(len(args[1])), put(*args)))
         pfedbayes.save(ours, tmp_path / "mine")
         back = pfedbayes.load(tmp_path / "mine", make_shards(), model_for(PFedBayes()), device="cpu")
         assert sizes == ([] if resting == "file" else [2, 2])
-        assert back.population.met == ours.population.met
+        assert back.population.enrolled == ours.population.enrolled
         assert all(torch.equal(tensor, back.tensors()[name]) for name, tensor in ours.tensors().items())
 
     def test_early_stopping_leaves_room_for_the_best_states(self, monkeypatch):
         members = 5
         client = federation(PFedBayes(), FEW).client_bytes
-        monkeypatch.setattr(module, "host_memory", lambda: 4 * members * client)
+        monkeypatch.setattr(choose_module, "host_memory", lambda: 4 * members * client)
         patient = dataclasses.replace(FEW, patience=2)
         plans = [federation(PFedBayes(), training, Plan(threads=1)).plan for training in (FEW, patient)]
         assert [plan.resting for plan in plans] == ["host", "file"]

@@ -4,7 +4,8 @@ import pytest
 
 from federations import make_model
 from pfedbayes.data import DataConfig, load_shards
-from pfedbayes.engine.federation import Federation, Training
+from pfedbayes.engine.federation import Federation
+from pfedbayes.engine.training import Training
 from pfedbayes.methods import FedAvg, PFedBayes
 from pfedbayes.nets import mlp
 

@@ -120,14 +120,14 @@ def test_a_checkpoint_takes_little_memory_beside_the_states(tmp_path):
         from pathlib import Path
         import torch
         from pfedbayes import runs
-        from pfedbayes.engine.population import HOST, InMemory
+        from pfedbayes.engine.population import HOST, DevicePopulation
 
         def used():
             status = Path("/proc/self/status").read_text()
             return 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", status)[1])
 
         clients = torch.randperm(1000).tolist()
-        population, before = InMemory(1000, HOST), used()
+        population, before = DevicePopulation(1000, HOST), used()
         for start in range(0, 1000, 50):
             population.put(clients[start : start + 50], torch.rand(50, 250_000))
         rested = used()

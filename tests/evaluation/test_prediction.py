@@ -21,12 +21,14 @@ from federations import (
     trained,
 )
 from pfedbayes.data import DataConfig, load_shards
-from pfedbayes.engine.federation import Federation, Training
+from pfedbayes.engine.federation import Federation
+from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError
-from pfedbayes.evaluation.prediction import Prediction
+from pfedbayes.evaluation import models
 from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.maths.metrics import METRICS, accuracy, log_average, scores
 from pfedbayes.maths.random import Purpose, key, normal
+from pfedbayes.maths.trees import pick
 from pfedbayes.methods import METHODS, FedAvg, PFedBayes
 from pfedbayes.nets import Model, Net, WithNoise, mlp
 
@@ -189,7 +191,7 @@ def alone(ours, which, client, seed_index, samples, rows):
         draws = predict(model, state, test.x, noise)
         outputs |= {"one": draws[:1], f"mc{samples}": draws}
     if which == "personal":
-        views = method.views(state, ours._received(client, seed_index))
+        views = method.views(state, pick(ours.download(seed_index, [client]), 0))
         outputs |= {name: predict(model, view, test.x, None) for name, view in views.items()}
     if ours.shards.num_classes:
         counts = torch.bincount(ours.shards.y[ours.shards.train[client]], minlength=3) + 0.5
@@ -270,7 +272,7 @@ class TestBlocks:
     def test_however_few_examples_fit_at_once(self, monkeypatch, rows, sampling):
         ours = self.ours(PFedBayes())
         expected = ours.evaluate(samples=3, sampling=sampling)
-        monkeypatch.setattr(Prediction, "_rows_at_once", rows)
+        monkeypatch.setitem(models.ROWS_AT_ONCE, "cpu", rows)
         found = ours.evaluate(samples=3, sampling=sampling)
         for which, name in itertools.product(expected, ("one", "mc3", "mean")):
             for metric, values in expected[which][name].items():

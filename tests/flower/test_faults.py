@@ -10,6 +10,8 @@ from safetensors.torch import load_file
 
 from federations import difference, federation
 from pfedbayes import UserError, runs
+from pfedbayes.engine.participation import choose
+from pfedbayes.engine.round import download
 from pfedbayes.flower.messages import FACTS, content, facts_of, from_arrays, to_arrays
 from pfedbayes.flower.settings import from_run_config
 from pfedbayes.flower.state import StateFolder
@@ -81,7 +83,7 @@ BAD = {
     "pickle": (raw("float64", (2, 31), "pickle", b"1234"), "holds float64 (pickle)"),
     "whole numbers": (raw("int64", (2, 31), "pfedbayes.raw", b"1234"), "holds int64"),
     "no arrays": (without_arrays, "'upload' are missing"),
-    "nothing known": (without_facts, "nothing that pfedbayes understands"),
+    "nothing known": (without_facts, "no facts that pfedbayes can read"),
     "crash": (crash, "Flower reports: ValueError: no such disk"),
     "silence": (lambda message, reply: None, "no reply within 0.5 s"),
 }
@@ -113,12 +115,15 @@ def test_a_bad_upload_is_refused_by_name_and_the_round_completes(tmp_path, name)
     # The others are averaged as if the liar were not there.
     settings = from_run_config(config)
     engine = federation(settings.method, training=settings.training)
-    _, _, trained = engine._local_round(1)
+    chosen = choose(engine.setup, 1)
+    received = download(engine.setup, engine.servers, chosen)
+    clients = engine.client_states(chosen.members)
+    trained = engine._executor.train(1, chosen, engine.state.cursors, clients, received)
     others = [i for i in range(5) if i != LIAR]
     expected = settings.method.aggregate(
         engine.servers[0], trained.uploads[others], torch.ones(4).double(), torch.tensor(others)
     )
-    assert difference(server.state, expected) < 1e-10
+    assert difference(server.state.servers[0], expected) < 1e-10
     assert "site 2" in write([tmp_path / "run"], tmp_path / "page.html").read_text()
 
 
@@ -135,7 +140,7 @@ def test_too_few_replies_are_asked_for_again_and_then_the_run_stops_whole(tmp_pa
     interrupted = serve(grid)
     (tmp_path / "other").mkdir()
     whole = serve(FakeGrid(run_config(tmp_path / "other")))
-    assert torch.equal(interrupted.state, whole.state)
+    assert torch.equal(interrupted.state.servers[0], whole.state.servers[0])
 
 
 def test_a_node_that_is_away_is_done_without_and_comes_back(tmp_path):
@@ -182,7 +187,7 @@ def test_without_nodes_the_server_says_why(tmp_path):
     grid = FakeGrid(run_config(tmp_path))
     for config in grid.nodes.values():
         config["partition-id"] = 17
-    with pytest.raises(UserError, match=r"no node came within 0 s .*a number from 0 to 4"):
+    with pytest.raises(UserError, match=r"no node connected within 0 s .*a number from 0 to 4"):
         serve(grid)
 
 

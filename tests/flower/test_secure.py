@@ -27,7 +27,7 @@ def test_same_mean_as_without_it(tmp_path, method):
     assert not any(list(record) for records in seen for record in records), "an array has left a node unmasked"
     (tmp_path / "plain").mkdir()
     plain = serve(FakeGrid(run_config(tmp_path / "plain", method)))
-    assert 0 < difference(masked.state, plain.state) < PRECISION
+    assert 0 < difference(masked.state.servers[0], plain.state.servers[0]) < PRECISION
     one, other = (runs.read(tmp_path / name).rounds for name in ("run", "plain/run"))
     assert [record["absent"] for record in one] == [record["absent"] for record in other]
 
@@ -56,21 +56,21 @@ def plain_state(tmp_path, nodes):
     del config["training.participants"]
     grid = FakeGrid(config)
     grid.nodes = {100 + i: grid.nodes[100 + i] for i in nodes}
-    return serve(grid).state
+    return serve(grid).state.servers[0]
 
 
 def test_a_node_that_drops_out_is_named_and_the_others_are_averaged(tmp_path):
     server, journal = drops_out(tmp_path, stage=3)
     assert journal[0]["uploads"] == 4
     assert "dropped out of secure aggregation" in journal[0]["refused"]["site 4"]
-    assert difference(server.state, plain_state(tmp_path, range(4))) < PRECISION
+    assert difference(server.state.servers[0], plain_state(tmp_path, range(4))) < PRECISION
 
 
 def test_a_node_that_drops_out_before_its_keys_are_shared_costs_an_attempt(tmp_path):
     server, journal = drops_out(tmp_path, stage=2)  # Flower's nodes cannot unmask without them
     assert [line["taken"] for line in journal[:2]] == [False, True]
     assert journal[1]["uploads"] == 5
-    assert difference(server.state, plain_state(tmp_path, range(5))) < PRECISION
+    assert difference(server.state.servers[0], plain_state(tmp_path, range(5))) < PRECISION
 
 
 def test_a_node_that_cannot_answer_says_why(tmp_path):
@@ -82,7 +82,7 @@ def test_a_node_that_cannot_answer_says_why(tmp_path):
     server = serve(grid)
     journal = runs.read(tmp_path / "run").journal
     assert "is damaged" in journal[0]["refused"]["site 4"]
-    assert difference(server.state, plain_state(tmp_path, range(4))) < PRECISION
+    assert difference(server.state.servers[0], plain_state(tmp_path, range(4))) < PRECISION
 
 
 def test_weights_are_those_of_the_methods_own_average():

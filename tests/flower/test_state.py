@@ -176,7 +176,7 @@ def test_a_round_asked_for_twice_is_answered_the_same(tmp_path):
     assert all(answers.values())
     (tmp_path / "other").mkdir()
     once = serve(FakeGrid(run_config(tmp_path / "other")))
-    assert torch.equal(asked_twice.state, once.state)
+    assert torch.equal(asked_twice.state.servers[0], once.state.servers[0])
 
 
 def context(grid, client):
@@ -217,7 +217,7 @@ def test_a_server_killed_at_any_moment_goes_on_to_the_same_bits(tmp_path, moment
         config | {name: value for name, value in run_config(tmp_path / "other").items() if "/" in str(value)}
     )
     whole = serve(other)
-    assert same_bits(resumed.state, whole.state)
+    assert same_bits(resumed.state.servers[0], whole.state.servers[0])
     killed, left_alone = (runs.read(tmp_path / name).rounds for name in ("run", "other/run"))
     assert [without_time(record) for record in killed] == [without_time(record) for record in left_alone]
     for i in range(5):
@@ -260,9 +260,9 @@ def test_what_is_no_run_on_flower_is_left_alone(tmp_path):
 def test_a_node_predicts_with_what_it_has_learnt(tmp_path):
     serve(FakeGrid(run_config(tmp_path)))
     node = load_node(tmp_path / "states" / "client-2", own_data(2), model_for)
-    outputs = node.predict("personal", 0, node.x[:4], samples=10)
+    outputs = node.predict("personal", 0, node.data.x[:4], samples=10)
     assert outputs.shape == (10, 4, 3)
-    assert node.predict("shared", 0, node.x[:4]).shape == (1, 4, 3)
+    assert node.predict("shared", 0, node.data.x[:4]).shape == (1, 4, 3)
     with pytest.raises(UserError, match="holds no state"):
         load_node(tmp_path, own_data(2), model_for)
     with pytest.raises(UserError, match="made on Flower"):

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from federations import difference, make_model, make_shards, same_bits, trained
 from pfedbayes.data import positions
-from pfedbayes.engine.federation import Training
+from pfedbayes.engine.training import Training
 from pfedbayes.maths.random import Purpose, key
 from pfedbayes.methods import FedAvg
 from pfedbayes.nets import mlp

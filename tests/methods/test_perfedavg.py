@@ -128,10 +128,10 @@ def labels_seen(result, rows):
     plain, y = personal(result).theta, result.y
     count = 0
     for row in rows.tolist():
-        result.y = y.clone()
-        result.y[row] = (y[row] + 1) % 3
+        label = y[row].clone()
+        y[row] = (label + 1) % 3
         count += not same_bits(personal(result).theta, plain)
-    result.y = y
+        y[row] = label
     return count
 
 

@@ -25,7 +25,7 @@ from federations import (
 )
 from pfedbayes.data import Shards
 from pfedbayes.engine.backend.local_training import client_round
-from pfedbayes.engine.federation import Training
+from pfedbayes.engine.training import Training
 from pfedbayes.maths.gaussian import barycentre, gaussian, mean_field, rho_of, sample, sigma
 from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.maths.metrics import log_average, nll

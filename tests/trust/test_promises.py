@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pfedbayes.data import load_shards
-from pfedbayes.evaluation.prediction import Ways
+from pfedbayes.evaluation.estimators import EstimatorSpec
 from pfedbayes.maths.intervals import at_most, binomial_lower
 from pfedbayes.maths.metrics import confidence, log_average
 from pfedbayes.runs.experiment import build_federation
@@ -31,7 +31,7 @@ def said(federation, split):
     """Log-probabilities (clients * n, C) and labels of the personal models by ten draws."""
     parts = [
         (log_average(block.outputs["mc10"]).flatten(0, 1), block.y.flatten())
-        for block in federation.blocks("personal", split, Ways(10, ("mc10",), "activations"))
+        for block in federation.blocks("personal", split, EstimatorSpec(10, ("mc10",), "activations"))
     ]
     return tuple(torch.cat(each) for each in zip(*parts, strict=True))
 

@@ -1,6 +1,7 @@
-"""Federated training: rounds, plans, and where the states of clients live."""
+"""Federated training: rounds, plans, and where clients' states rest."""
 
-from pfedbayes.engine.federation import Federation, Training
+from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.plan import Plan
+from pfedbayes.engine.training import Training
 
 __all__ = ["Federation", "Plan", "Training"]

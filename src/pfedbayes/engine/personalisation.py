@@ -1,4 +1,4 @@
-"""Own models for clients that the federation may never have met: each from a prior that stands still."""
+"""Personal models for clients that may be new to the federation, each trained from a fixed prior."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import torch
 from torch import Tensor
 
 from pfedbayes.data import Shards
-from pfedbayes.engine.federation import Federation, Training
+from pfedbayes.engine.federation import Federation
+from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError
-from pfedbayes.evaluation.prediction import Which
+from pfedbayes.evaluation.estimators import Which
 from pfedbayes.maths.stacked import broadcast
 from pfedbayes.methods import PFedBayes
 
 
 @dataclass(frozen=True)
-class OwnPriors(PFedBayes):
-    """pFedBayes where nothing is shared any more: the server's state (N, 2, T) is a prior for each client, for good."""
+class FixedPriors(PFedBayes):
+    """pFedBayes without sharing: the server's state (N, 2, T) is a fixed prior for each client."""
 
     about = PFedBayes.about._replace(shared=False, averages=False)
 
@@ -40,11 +41,11 @@ def personalise(
     steps: int = 200,
     zeta: float | None = None,
 ) -> Federation:
-    """A federation of the clients of `shards` in which each has its own posterior after so many steps.
+    """Return a federation of the clients of `shards`, each with its own posterior after this many steps.
 
-    Its prior, where it starts and what the KL term (with weight zeta, the method's if not given) ties it to, is the
-    "shared" model of a trained federation, which any client may have, or, for that federation's own clients, the
-    "personal" model of each.
+    start: the prior of each client, where it starts and what the KL term ties it to. "shared" is the shared model of a
+    trained federation, for any client; "personal" is the client's own model, for that federation's clients.
+    zeta: the weight of the KL term; None for the method's.
     """
     method = federation.method
     if not isinstance(method, PFedBayes):
@@ -56,20 +57,20 @@ def personalise(
     }  # fmt: skip
     if zeta is not None:
         changed["zeta"] = zeta
-    own = OwnPriors(**dataclasses.asdict(method) | changed)
-    # A round is all the steps there are: nothing has to be sent in between.
+    fixed = FixedPriors(**dataclasses.asdict(method) | changed)
+    # One round takes all steps, because nothing has to be sent in between.
     training = Training(rounds=1, local_steps=max(1, steps), batch_size=federation.training.batch_size)
     plan = dataclasses.replace(federation.plan, compile=False, resting=None)
-    ours = Federation(shards, federation.model, own, training, federation.seeds, plan=plan)
-    ours.servers = list(priors_of(federation, start, len(shards.names)))
+    personal = Federation(shards, federation.model, fixed, training, federation.seeds, plan=plan)
+    personal.servers = priors_of(federation, start, len(shards.names))
     if steps:
-        ours.train_round()
-        ours.confirm()
-    return ours
+        personal.train_round()
+        personal.confirm()
+    return personal
 
 
 def priors_of(federation: Federation, which: Which, num_clients: int) -> list[Tensor]:
-    """The shared or the personal models of a federation as priors (N, 2, T), one tensor for each seed."""
+    """Return the shared or personal models of a federation as priors (N, 2, T), one tensor per seed."""
     if which == "shared":
         return [broadcast(server, num_clients) for server in federation.servers]
     if num_clients != federation.num_clients:

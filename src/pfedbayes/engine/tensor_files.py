@@ -1,4 +1,4 @@
-"""Tensors in a safetensors file that is written piece by piece: there is never a copy of all of them in memory."""
+"""Safetensors files that are written piece by piece, so that memory never holds a copy of all tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-PIECE_BYTES = 2**26  # large enough for a disk, small beside what is worth to be written in pieces
+PIECE_BYTES = 2**26  # large enough for a disk, small compared to a checkpoint
 
 TYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -21,12 +21,14 @@ TYPES = {
 
 
 class Rows(NamedTuple):
-    """So many rows like this one. They are copied when they are written, a part at a time: until then they must not
-    change."""
+    """Rows of a tensor that are copied only when they are written. Until then they must not change."""
 
     like: Tensor
+    """One of the rows."""
     number: int
+    """The number of rows."""
     take: Callable[[slice], Tensor]
+    """Copy these rows."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -38,9 +40,8 @@ class Rows(NamedTuple):
 
 
 def write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor | Rows], about: dict[str, str]) -> None:
-    """Write a file of the content that `safetensors.torch.save` would give it: the length of a header, the header, and
-    the tensors one after another."""
-    # Wide types first: each tensor then begins at a multiple of its width.
+    """Write what `safetensors.torch.save` would: the header's length, the header and the tensors; about: metadata."""
+    # Wide types first, so that each tensor begins at a multiple of its width.
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     header: dict[str, Any] = {"__metadata__": about}
     end = 0
@@ -66,5 +67,5 @@ def _pieces(tensor: Tensor | Rows) -> Iterator[Tensor]:
 
 
 def rows_at_once(row_bytes: int) -> int:
-    """How many rows of so many bytes make a piece."""
+    """Return how many rows make a piece; row_bytes: the size of one row."""
     return max(1, PIECE_BYTES // max(1, row_bytes))

@@ -1,1 +1,1 @@
-"""What the models of a federation predict, and how good the predictions are."""
+"""Predictions of the models of a federation, and their scores."""

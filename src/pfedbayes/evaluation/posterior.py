@@ -9,8 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pfedbayes.engine.federation import Federation
-from pfedbayes.evaluation.prediction import Which
+from pfedbayes.evaluation.estimators import Which
+from pfedbayes.evaluation.models import FederatedModels, personal_state
+from pfedbayes.evaluation.predict import predict
 from pfedbayes.maths.random import Purpose, key, normal
 from pfedbayes.nets import Model
 
@@ -43,11 +44,11 @@ class Weights:
             return torch.cat([self.model.stacked_outputs(thetas, part) for part in torch.split(x, rows)], dim=1)
 
 
-def weights_of(federation: Federation, which: Which, client: int, s: int = 0) -> Weights | None:
+def weights_of(federation: FederatedModels, which: Which, client: int, s: int = 0) -> Weights | None:
     """A client's own model, or the shared one; None where it is more than the weights of the network."""
     method, seed = federation.method, federation.seeds[s]
     own = which == "personal"
-    state = federation.personal_state(client, s) if own else federation.servers[s]
+    state = personal_state(federation, client, s) if own else federation.servers[s]
     q = method.posterior(state)
     if q is None:
         return None
@@ -57,7 +58,9 @@ def weights_of(federation: Federation, which: Which, client: int, s: int = 0) ->
     return Weights(federation.model, q.mu, None, 0)
 
 
-def answering(federation: Federation, which: Which, client: int, samples: int, s: int = 0) -> Answer:
+def answering(federation: FederatedModels, which: Which, client: int, samples: int, s: int = 0) -> Answer:
     """A client's own model, or the shared one, with so many draws if it draws."""
     weights = weights_of(federation, which, client, s)
-    return weights.drawn(samples) if weights else partial(federation.predict, which, client, samples=None, seed_index=s)
+    return (
+        weights.drawn(samples) if weights else partial(predict, federation, which, client, samples=None, seed_index=s)
+    )

@@ -1,4 +1,4 @@
-"""Federations over several machines, on Flower: the same methods, each client in a process of its own.
+"""Federations over several machines, on Flower: the same methods, with each client in its own process.
 
 app = client_app(load_data, make_model)   # on the nodes
 app = server_app(make_model)              # beside the SuperLink

@@ -1,4 +1,4 @@
-"""The Flower app that a user copies and fills with data and network."""
+"""The template of a Flower app, which users fill with their data and network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TEMPLATE = Path(__file__).parent / "template"
 
 
 def write_app(folder: Path) -> list[Path]:
-    """Write the app into a new or empty folder; its files."""
+    """Write the app into a new or empty folder and return its files."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is not empty: give a new folder")
     try:

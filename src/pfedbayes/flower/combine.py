@@ -1,6 +1,6 @@
-"""From uploads to the server's next state: the method's own aggregation, guarded or with noise where that is asked for.
+"""Aggregation of uploads: the method's own, optionally robust or differentially private.
 
-For methods that average, what a client sends is an update: its upload minus the server's state.
+An update is an upload minus the server's state, for methods that average.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pfedbayes.methods.base import Method, State
 def combine(
     method: Method, config: FederationConfig, server: State, uploads: list[State], sizes: Tensor, clients: Tensor
 ) -> State:
-    """The next server state from the uploads of these clients (n,) with `sizes` (n,) examples each."""
+    """Return the next server state from the uploads of these clients (n,) with `sizes` (n,) examples each."""
     stacked = stack(uploads)
     if config.robust == "median-norm":
         return method.aggregate(server, server + shortened(stacked - server), sizes, clients)
@@ -32,12 +32,12 @@ def combine(
         mean = server + private_mean(updates, longest.to(updates), config.privacy_noise).view_as(server)
     else:
         return method.aggregate(server, stacked, sizes, clients)
-    # One upload that stands for all.
+    # The method aggregates the mean as a single upload.
     return method.aggregate(server, mean[None], sizes.sum()[None], clients[:1])
 
 
 def shortened(updates: Tensor) -> Tensor:
-    """Updates (n, ...) of which none is longer than the median one."""
+    """Scale down updates (n, ...) whose norm exceeds the median norm."""
     norms = updates.flatten(1).norm(dim=1)
     factors = (norms.median() / norms).nan_to_num(1.0).clamp(max=1)
     short: Tensor = updates * factors.view(-1, *[1] * (updates.dim() - 1))
@@ -45,7 +45,7 @@ def shortened(updates: Tensor) -> Tensor:
 
 
 def trimmed_mean(uploads: Tensor, share: float) -> Tensor:
-    """Entry by entry, the mean of uploads (n, ...) without the largest and the smallest `share` of them, rounded up."""
+    """Return the entrywise mean of uploads (n, ...) without the largest and smallest `share` of values, rounded up."""
     count = len(uploads)
     cut = min(math.ceil(share * count), (count - 1) // 2)
     kept: Tensor = uploads.sort(dim=0).values[cut : count - cut]
@@ -53,11 +53,11 @@ def trimmed_mean(uploads: Tensor, share: float) -> Tensor:
 
 
 def private_mean(updates: Tensor, longest: Tensor, noise: float) -> Tensor:
-    """The Gaussian mechanism on updates (n, P, T) of P parts, each with its own `longest` (P,): (P, T).
+    """Return the mean (P, T) of updates (n, P, T) by the Gaussian mechanism; longest (P,): the clipping norms.
 
-    Part p of every update is clipped to the norm C_p, so that together, in units of C_p, no client has more than
-    sqrt(P) in it; the sum gets noise of deviation z sqrt(P) C_p. What is lost if a client's update is replaced by zero
-    is then that of a Gaussian mechanism with noise multiplier z.
+    Part p of every update is clipped to the norm C_p. In units of C_p, one client then contributes at most sqrt(P),
+    and the sum gets noise of standard deviation z sqrt(P) C_p. Replacing one client's update by zero therefore costs
+    as much privacy as a Gaussian mechanism with noise multiplier z.
     """
     count, num_parts, _ = updates.shape
     factors = (longest / updates.norm(dim=2)).nan_to_num(1.0).clamp(max=1)
@@ -67,20 +67,22 @@ def private_mean(updates: Tensor, longest: Tensor, noise: float) -> Tensor:
 
 
 def secret_normals(shape: torch.Size) -> Tensor:
-    """Standard normal noise that nobody can draw again: from the system's own random bits. A torch generator on the
-    CPU takes 32 bits of its seed, so that all noise it can make may be tried out."""
+    """Draw standard normal noise from the system's random bits, which nobody can reproduce.
+
+    A torch generator on the CPU uses 32 bits of its seed: an attacker could try out all of its noise.
+    """
     bits = np.frombuffer(os.urandom(8 * shape.numel()), dtype=np.uint64)
-    uniform = ((bits >> np.uint64(12)) + 0.5) * 2.0**-52  # in (0, 1), neither end included
+    uniform = ((bits >> np.uint64(12)) + 0.5) * 2.0**-52  # in the open interval (0, 1)
     normal: Tensor = torch.special.ndtri(torch.from_numpy(uniform)).view(shape)
     return normal
 
 
 def epsilon(rounds: int, noise: float, delta: float) -> float:
-    """The epsilon of (epsilon, delta) after a client's part in so many rounds with noise multiplier z.
+    """Return the epsilon of (epsilon, delta)-privacy for a client that took part in this many rounds.
 
-    k Gaussian mechanisms are one with mu = sqrt(k) / z, for which (Balle and Wang 2018; Dong, Roth and Su 2022)
-    delta = Phi(mu / 2 - epsilon / mu) - exp(epsilon) Phi(-mu / 2 - epsilon / mu): exact, and nothing is gained from
-    clients being drawn at random.
+    noise: the noise multiplier z. k Gaussian mechanisms equal one with mu = sqrt(k) / z, for which (Balle and Wang
+    2018; Dong, Roth and Su 2022) delta = Phi(mu / 2 - epsilon / mu) - exp(epsilon) Phi(-mu / 2 - epsilon / mu). This
+    is exact, and does not use that clients are drawn at random.
     """
     if not rounds:
         return 0.0

@@ -1,4 +1,4 @@
-"""Asking nodes and waiting for their answers, not longer than is worth it."""
+"""Messages to nodes, and their replies within a time limit."""
 
 from __future__ import annotations
 
@@ -12,26 +12,30 @@ from flwr.serverapp import Grid
 
 from pfedbayes.flower.messages import Refused, facts_of, num_bytes
 
-POLL = 0.2  # seconds between two looks for replies; Flower's own loop takes three
+POLL = 0.2  # seconds between two polls for replies; Flower's own loop waits three
 
 
 @dataclass
 class Exchange:
-    """What came of asking clients: replies by client, and who was refused or silent, with the reason."""
+    """The outcome of messages to clients."""
 
     replies: dict[int, tuple[dict[str, Any], Message | None]] = field(default_factory=dict)
+    """Facts and message of each client that replied."""
     refused: dict[int, str] = field(default_factory=dict)
+    """Why the reply of a client is missing or cannot be used."""
     down: int = 0
+    """Bytes sent to clients."""
     up: int = 0
+    """Bytes received from clients."""
 
     def refuse(self, who: int, reason: str) -> None:
-        """Do without a reply."""
+        """Discard a reply."""
         self.refused[who] = reason
         self.replies.pop(who, None)
 
 
 def replies(grid: Grid, messages: dict[int, Message], timeout: float) -> Iterator[tuple[int, Message]]:
-    """Send messages; who has replied, and what, as it comes in, for so many seconds at most."""
+    """Send messages and yield (recipient, reply) as replies come in, for at most `timeout` seconds."""
     grid.push_messages(list(messages.values()))
     waiting = {message.metadata.message_id: who for who, message in messages.items()}
     end = time.monotonic() + timeout
@@ -47,7 +51,7 @@ def replies(grid: Grid, messages: dict[int, Message], timeout: float) -> Iterato
 
 
 def send(grid: Grid, messages: dict[int, Message], timeout: float) -> Exchange:
-    """Send messages, and collect the replies that come in time."""
+    """Send messages and collect the replies that arrive in time."""
     exchange = Exchange(down=sum(num_bytes(message) for message in messages.values()))
     exchange.refused = dict.fromkeys(messages, f"no reply within {timeout:g} s")
     for who, reply in replies(grid, messages, timeout):

@@ -1,4 +1,4 @@
-"""Certificates for the server and keys for the nodes of a federation that is too small for an authority of its own."""
+"""Certificates for the server and keys for the nodes, for federations without a certificate authority."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from pfedbayes.errors import UserError
 
-VALID = timedelta(days=825)  # longer is refused by some systems
+VALID = timedelta(days=825)  # some systems refuse longer periods
 
 
 def make_keys(folder: Path, hosts: Sequence[str], nodes: int) -> list[Path]:
-    """ca.crt, server.crt and server.key for a SuperLink that is reached under these names or addresses, and node-0,
-    node-0.pub, … for its nodes; ca.key can sign a later certificate and belongs in a safe place."""
+    """Write certificates and keys to a folder and return their paths.
+
+    ca.crt, server.crt and server.key are for a SuperLink that is reached under these host names or addresses; node-0,
+    node-0.pub, … are for its nodes. Keep ca.key in a safe place: it signs later certificates.
+    """
     names = ["ca.key", "ca.crt", "server.key", "server.crt"]
     names += [name for i in range(nodes) for name in (f"node-{i}", f"node-{i}.pub")]
     paths = [folder / name for name in names]
     if there := [path for path in paths if path.exists()]:
-        raise UserError(f"{there[0]} exists already: give an empty folder, so that no key is lost")
+        raise UserError(f"{there[0]} exists already: choose an empty folder, so that no key is lost")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         contents = [*_certificates(hosts)]
@@ -43,12 +46,12 @@ def make_keys(folder: Path, hosts: Sequence[str], nodes: int) -> list[Path]:
 
 
 def _certificates(hosts: Sequence[str]) -> tuple[bytes, bytes, bytes, bytes]:
-    """ca.key, ca.crt, server.key, server.crt as PEM."""
+    """Return ca.key, ca.crt, server.key and server.crt as PEM."""
     authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     issuer = _named("federation authority")
     signs = x509.KeyUsage(
         False, False, False, False, False, True, True, False, False
-    )  # certificates, and lists of them
+    )  # sign certificates and revocation lists
     root = (
         _unsigned(issuer, issuer, authority, authority)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -73,7 +76,7 @@ def _named(name: str) -> x509.Name:
 def _unsigned(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, by: ec.EllipticCurvePrivateKey
 ) -> x509.CertificateBuilder:
-    start = datetime.now(UTC) - timedelta(hours=1)  # clocks differ
+    start = datetime.now(UTC) - timedelta(hours=1)  # tolerate clocks that differ
     own, signer = (x509.SubjectKeyIdentifier.from_public_key(each.public_key()) for each in (key, by))
     return (
         x509.CertificateBuilder()

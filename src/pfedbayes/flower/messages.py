@@ -1,4 +1,4 @@
-"""What travels: state trees as arrays of raw bytes, and what is said about them. All that arrives is checked."""
+"""Messages: state trees as arrays of raw bytes, and facts as JSON. Everything that arrives is checked."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from pfedbayes.maths.trees import named_leaves, rebuild
 from pfedbayes.methods.base import State
 
 PROTOCOL = 1
-RAW = "pfedbayes.raw"  # little-endian numbers one after another: nothing to unpickle
+RAW = "pfedbayes.raw"  # little-endian numbers, so nothing is unpickled
 TYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64", "int64", "bool")}
 FACTS = "facts"
 LARGEST_COUNT = 10**12  # of examples
 
 
 class Refused(UserError):
-    """A message that cannot be used, and why."""
+    """The reason why a message cannot be used."""
 
 
 def to_arrays(tree: State, name: str, wire: torch.dtype) -> ArrayRecord:
-    """The tensors of a tree by name; floating-point numbers as `wire`."""
+    """Return the tensors of a tree by name; floating-point numbers are sent as `wire`."""
     return ArrayRecord({leaf: _to_array(tensor, wire) for leaf, tensor in named_leaves(tree, name)})
 
 
@@ -37,7 +37,7 @@ def _to_array(tensor: Tensor, wire: torch.dtype) -> Array:
 
 
 def from_arrays(record: Any, template: State, name: str, shapes: bool = True) -> State:
-    """The tree with the names, kinds of numbers and `shapes` of the template; refused if anything differs."""
+    """Return the tree of a record; refuse other names, number types or (with `shapes`) shapes than the template's."""
     wanted = dict(named_leaves(template, name))
     if not isinstance(record, ArrayRecord):
         raise Refused(f"the arrays {name!r} are missing")
@@ -61,11 +61,11 @@ def _from_array(name: str, array: Array, like: Tensor, shapes: bool) -> Tensor:
 
 
 def refuse_wild(tree: State, largest: float) -> None:
-    """Refuse numbers that are not finite or larger than `largest`, and counts that cannot be."""
+    """Refuse numbers that are not finite or larger than `largest`, and impossible counts."""
     for name, tensor in named_leaves(tree, "upload"):
         if not tensor.is_floating_point():
             if not bool(((tensor >= 0) & (tensor <= LARGEST_COUNT)).all()):
-                raise Refused(f"{name} counts what cannot be counted: {int(tensor.min())} to {int(tensor.max())}")
+                raise Refused(f"{name} has impossible counts: {int(tensor.min())} to {int(tensor.max())}")
         elif tensor.numel():
             if not bool(tensor.isfinite().all()):
                 raise Refused(f"{name} is not finite")
@@ -76,25 +76,25 @@ def refuse_wild(tree: State, largest: float) -> None:
 
 
 def content(facts: dict[str, Any], **arrays: ArrayRecord) -> RecordDict:
-    """A message's content: facts as one JSON text, and arrays."""
+    """Return the content of a message: facts as one JSON text, and arrays."""
     return RecordDict({FACTS: ConfigRecord({FACTS: json.dumps(facts)}), **arrays})
 
 
 def facts_of(message: Message) -> dict[str, Any]:
-    """What a message says besides its arrays."""
+    """Return the facts of a message; refuse a message of another protocol."""
     if message.has_error():
         raise Refused(f"Flower reports: {(message.error.reason or 'no reason given').strip().splitlines()[-1]}")
     try:
         facts = json.loads(message.content[FACTS][FACTS])
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise Refused("the message says nothing that pfedbayes understands") from None
+        raise Refused("the message holds no facts that pfedbayes can read") from None
     if not isinstance(facts, dict) or facts.get("protocol") != PROTOCOL:
-        raise Refused("the message is of another version of pfedbayes: install the same one everywhere")
+        raise Refused("the message comes from another version of pfedbayes: install the same version everywhere")
     return facts
 
 
 def num_bytes(message: Message) -> int:
-    """Bytes of the arrays and facts of a message, without what Flower adds."""
+    """Return the bytes of arrays and facts in a message, without what Flower adds."""
     if not message.has_content():
         return 0
     arrays = [array.data for record in message.content.array_records.values() for array in record.values()]

@@ -1,4 +1,4 @@
-"""A node: one client with its data and its memory, which answers the server's messages by the engine's functions."""
+"""A node: one client with its data and its memory, which answers the server's messages."""
 
 from __future__ import annotations
 
@@ -16,9 +16,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedbayes.data import Shards
-from pfedbayes.engine.federation import Federation
+from pfedbayes.engine.backend.batches import advance
+from pfedbayes.engine.backend.executor import Executor
+from pfedbayes.engine.participation import choose
 from pfedbayes.engine.plan import Plan, choose_device
+from pfedbayes.engine.population import DevicePopulation
+from pfedbayes.engine.round import fresh_clients, receive
+from pfedbayes.engine.setup import make_setup
+from pfedbayes.engine.state import first_state
 from pfedbayes.errors import UserError
+from pfedbayes.evaluation.estimators import Sampling, Which
+from pfedbayes.evaluation.evaluate import evaluate
+from pfedbayes.evaluation.predict import predict
 from pfedbayes.flower import secure
 from pfedbayes.flower.messages import PROTOCOL, Refused, content, facts_of, from_arrays, to_arrays
 from pfedbayes.flower.settings import Settings, from_run_config, refuse_difference
@@ -29,68 +38,107 @@ from pfedbayes.methods.base import State
 from pfedbayes.nets import Model
 from pfedbayes.runs.execution import look_closely
 
-LoadData = Callable[[int, int], Shards]  # (number of the client, number of clients) -> its own data
+LoadData = Callable[[int, int], Shards]  # (client number, number of clients) -> the client's own data
 MakeModel = Callable[[Method], Model]
-CONSENT = ("new-data", "older-state")  # of a node's config
+CONSENT = ("new-data", "older-state")  # keys of a node's config
 
 
-class Node(Federation):
-    """A federation of one client, whose number and server are those of a larger one.
+class Node:
+    """One client of a federation: it trains and predicts with its own data, from what the server sends.
 
-    `received` is what the server has sent last. Predict with `predict("personal", 0, x)`.
+    Predict with `predict("personal", 0, x)`.
     """
 
     def __init__(self, shards: Shards, model: Model, settings: Settings, number: int, device: str = "auto") -> None:
         if len(shards.names) != 1:
-            raise UserError(f"a node has the data of one client, not of {len(shards.names)}: load its own only")
-        self.received: State = None
+            raise UserError(f"a node has the data of one client, not of {len(shards.names)}: load only its own")
         alone = dataclasses.replace(settings.training, participants=None, train="all", server_optimizer="none")
-        plan = Plan(device=choose_device(device), over="loop", dtype=settings.federation.dtype)
-        super().__init__(shards, model, settings.method, alone, init=settings.federation.init, plan=plan)
-        self.numbers = np.array([number])
-        self.template = self._received(0, 0)  # the server of a federation of one sends messages of the same shape
+        self.plan = Plan(device=choose_device(device), over="loop", dtype=settings.federation.dtype)
+        self.setup = make_setup(shards, model, settings.method, alone, (alone.seed,), self.plan, [number])
+        self.method, self.model, self.data = self.setup.method, self.setup.model, self.setup.data
+        self.seeds, self.training_at_once = self.setup.seeds, self.setup.training_at_once
+        self.state = first_state(self.setup, model, settings.federation.init)
+        self.population = DevicePopulation(1, self.data.device)
+        self.received: State = None  # what the server has sent last
+        self.template = pick(self.download(0, [0]), 0)  # a federation of one client downloads the same shapes
+        self._executor = Executor(self.setup, self.plan, model)
+        self.predictor = self._executor.predictor
+
+    @property
+    def round(self) -> int:
+        """The last round that the node knows of."""
+        return self.state.round
+
+    @property
+    def servers(self) -> tuple[State, ...]:
+        """The server's state, as far as the node knows it."""
+        return self.state.servers
 
     def download(self, seed_index: int, clients: Sequence[int] | NDArray[np.int64]) -> State:
-        """What the server has sent."""
+        """Return what the server has sent, stacked."""
         if self.received is None:
-            return super().download(seed_index, clients)
+            return receive(self.method, self.servers[seed_index], clients)
         return stack([self.received] * len(clients))
+
+    def client_states(self, members: Sequence[int]) -> State:
+        """Return the stacked state of the client; a new one starts from what it has received."""
+        return self.population.get(members, self._fresh_clients)
+
+    def _fresh_clients(self, members: Sequence[int]) -> State:
+        return fresh_clients(self.setup, self.download, members)
 
     def receive(self, round: int, received: State, server: State) -> None:
         """Take in what the server sends after a round; server: its own state, for methods that predict with it."""
-        self.round, self.received, self.servers = round, received, [server]
+        self.received = received
+        self.state = dataclasses.replace(self.state, round=round, servers=(server,))
 
-    def answer(self, round: int) -> State:
-        """Train for a round; the upload."""
-        work, _, trained = self._local_round(round)
-        self.population.put(work.members, trained.clients)
-        self.round, self.cursors = round, self._advanced(work.members)
-        return pick(trained.uploads, 0)
+    def train_round(self, round: int) -> State:
+        """Train the client's part of a round and return the upload: the steps of `engine.round.train_round`."""
+        self.plan.activate()
+        chosen = choose(self.setup, round)  # the only client
+        received = self.download(0, chosen.trained[0])
+        before = self.client_states(chosen.members)
+        clients, uploads, _ = self._executor.train(round, chosen, self.state.cursors, before, received)
+        self.population.put(chosen.members, clients)
+        cursors = advance(self.setup, self.state.cursors, chosen.members)
+        self.state = dataclasses.replace(self.state, round=round, cursors=cursors)
+        return pick(uploads, 0)
+
+    def predict(
+        self, which: Which, client: int, x: Tensor, samples: int | None = None, sampling: Sampling = "weights"
+    ) -> Tensor:
+        """Return outputs (K, n, ...) of the personal or the shared model at inputs x (n, ...); client: 0."""
+        return predict(self, which, client, x, samples, sampling=sampling)
 
     def memory(self) -> dict[str, Tensor]:
-        """All that the client has to remember, by name."""
-        client = pick(self.population.get([0], self._fresh_clients), 0)
-        return self._named(client, self.received)
+        """Return everything that the client has to remember, by name."""
+        return self._named(pick(self.client_states([0]), 0), self.received)
 
     def _named(self, client: State, received: State) -> dict[str, Tensor]:
-        own = {"cursor": torch.from_numpy(self.cursors), "round": torch.tensor(self.round)}
+        own = {"cursor": torch.from_numpy(self.state.cursors), "round": torch.tensor(self.round)}
         return own | dict(named_leaves(client, "client")) | dict(named_leaves(received, "received"))
 
     def recall(self, generation: Generation) -> None:
-        """Go on from a memory of a node with the same settings."""
+        """Continue from the memory of a node with the same settings."""
         client = pick(self._fresh_clients([0]), 0)
         if name := misfit(generation.tensors, self._named(client, self.template)):
-            raise UserError(f"the state of round {generation.round} does not fit this model ({name} differs)")
-        # Fresh copies: memory straight from a file may be aligned otherwise, and kernels round accordingly.
-        copies = {name: tensor.clone().to(self.device) for name, tensor in generation.tensors.items()}
+            raise UserError(
+                f"the state of round {generation.round} does not fit this model ({name} differs): use the model that "
+                "it was trained with"
+            )
+        # Fresh copies: memory straight from a file may be aligned differently, and kernels round accordingly.
+        copies = {name: tensor.clone().to(self.data.device) for name, tensor in generation.tensors.items()}
         self.population.put([0], stack([fill(client, copies, "client")]))
-        self.cursors = copies["cursor"].cpu().numpy()
         received = fill(self.template, copies, "received")
         self.receive(int(copies["round"]), received, received if self.method.about.averages else self.servers[0])
+        self.state = dataclasses.replace(self.state, cursors=copies["cursor"].cpu().numpy())
 
 
 def client_app(load_data: LoadData, make_model: MakeModel) -> ClientApp:
-    """The ClientApp of a federation: `load_data` gives the node's own data, `make_model` the network and likelihood."""
+    """Return the ClientApp of a federation.
+
+    load_data: loads the node's own data; make_model: builds the network and the likelihood.
+    """
     app = ClientApp()
 
     def answering(work: Callable[[dict[str, Any], Message, Context], Message]) -> Callable[..., Message]:
@@ -117,7 +165,9 @@ def client_app(load_data: LoadData, make_model: MakeModel) -> ClientApp:
     def work(task: dict[str, Any], message: Message, context: Context) -> Message:
         settings, number, folder = _place(context)
         if task["client"] != number or task["digest"] != settings.digest():
-            raise Refused(f"client {number} was asked as client {task['client']}, or with other settings than its own")
+            raise Refused(
+                f"the message is for client {task['client']} or for other settings, but this is client {number}"
+            )
         if folder.left:
             return Message(content({"protocol": PROTOCOL, "client": number, "left": True}), reply_to=message)
         shards = load_data(number, settings.federation.clients)
@@ -143,14 +193,16 @@ def client_app(load_data: LoadData, make_model: MakeModel) -> ClientApp:
 def _start(
     node: Node, task: dict[str, Any], settings: Settings, folder: StateFolder, new_data: bool, older_state: bool
 ) -> Generation | None:
-    """Bring the node to where the round starts, once whatever its folder holds is seen to belong there, or the node
-    has consented to go on all the same."""
+    """Bring the node to the state that the round starts from.
+
+    Refuse a state folder of other settings or data, unless the node's config allows new data or an older state.
+    """
     if kept := folder.rounds():
         before, now = folder.read(kept[-1]).about, _about(node, task, settings)
         if new_data:
             before["train_size"] = now["train_size"]
         for old, new in ((settings.completed(before.pop("settings")), now.pop("settings")), (before, now)):
-            remedy = "go on with what it was made with; a new federation needs a new state-dir"
+            remedy = "use the same as before, or a new state-dir for a new federation"
             refuse_difference(old, new, f"the state in {folder.path}", remedy)
     last = min(task["last"], kept[-1]) if kept and older_state else task["last"]
     start = folder.start_of(task["round"], last)
@@ -170,48 +222,48 @@ def _receive(node: Node, task: dict[str, Any], message: Message) -> None:
 def _answer(
     node: Node, task: dict[str, Any], settings: Settings, folder: StateFolder, start: Generation | None
 ) -> tuple[dict[str, Any], State | None]:
-    """Score the models as they are and train a round, as far as the task asks for it: what to say, and the upload."""
+    """Evaluate and train as the task asks; return the facts of the answer, and the upload."""
     facts = {name: task[name] for name in ("protocol", "federation", "method", "round", "client")}
-    facts["size"] = int(node.sizes[0])
+    facts["size"] = int(node.data.sizes[0])
     upload = None
     if task["evaluate"]:
-        facts["scores"] = node.evaluate(**settings.evaluation.after(node.round, settings.training.rounds))
+        facts["scores"] = evaluate(node, **settings.evaluation.after(node.round, settings.training.rounds))
     if task["finish"]:
         facts["reliability"] = look_closely(node, settings.evaluation)["reliability"]
-        if start:  # with what was received last: the models to predict with from now on
+        if start:  # keep what was received last, to predict with it
             folder.write(start._replace(tensors=node.memory()))
     if task["train"]:
-        upload = node.answer(task["round"])
+        upload = node.train_round(task["round"])
         about = _about(node, task, settings)
         folder.write(Generation(task["round"], start.round if start else 0, about, node.memory()))
     return facts, upload
 
 
 def _about(node: Node, task: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """What a state belongs to."""
-    preprocessing = node.shards.preprocessing
+    """Return what identifies a state: federation, client, data and settings."""
+    preprocessing = node.data.shards.preprocessing
     return {
         "federation": task["federation"],
         "client": task["client"],
-        "train_size": int(node.sizes[0]),
+        "train_size": int(node.data.sizes[0]),
         "preprocessing": preprocessing and hashlib.sha256(preprocessing.to_json().encode()).hexdigest(),
         "settings": settings.identity(),
     }
 
 
 def _place(context: Context) -> tuple[Settings, int, StateFolder]:
-    """Settings, number and folder of this node."""
+    """Return the settings, number and state folder of this node."""
     settings = from_run_config(context.run_config)
     number = context.node_config.get("partition-id")
     clients = settings.federation.clients
     if not isinstance(number, int) or not 0 <= number < clients:
         raise UserError(
-            f"the node's number is {number!r}: start the SuperNode with --node-config 'partition-id=0 …', "
+            f"the node's partition-id is {number!r}: start the SuperNode with --node-config 'partition-id=0 …', "
             f"a number from 0 to {clients - 1}"
         )
     if "state-dir" in context.node_config:
         folder = Path(str(context.node_config["state-dir"]))
-        if not folder.is_absolute():  # Flower starts the app wherever it likes
+        if not folder.is_absolute():  # Flower chooses the app's working directory
             raise UserError(f"state-dir is {str(folder)!r}: give the SuperNode an absolute path in --node-config")
         return settings, number, StateFolder(folder)
     if settings.federation.states is None:
@@ -224,7 +276,7 @@ def _name(context: Context, number: int) -> str:
 
 
 def load_node(state_dir: str | Path, shards: Shards, make_model: MakeModel, device: str = "auto") -> Node:
-    """The client of a state folder, to predict with: its last state, its own data and the model it was trained with."""
+    """Load the client of a state folder to predict with; shards, make_model: the data and model it was trained with."""
     folder = StateFolder(Path(state_dir))
     if not folder.rounds():
         raise UserError(f"{state_dir} holds no state: give the state-dir of a node that has taken part")

@@ -1,4 +1,4 @@
-"""Who takes part, and which node it is at the moment."""
+"""The clients of a federation, and the nodes that they currently are."""
 
 from __future__ import annotations
 
@@ -16,45 +16,50 @@ from pfedbayes.flower.exchange import POLL, Exchange, send
 from pfedbayes.flower.messages import LARGEST_COUNT, PROTOCOL, Refused, content
 from pfedbayes.flower.settings import Settings
 
-ASK_AGAIN = 15.0  # seconds after which a node that could not take part is asked again, if somebody is missing
+ASK_AGAIN = 15.0  # seconds before a refused node is asked again, while a client is missing
 log = logging.getLogger("flwr")
 
 
 @dataclass
 class Member:
-    """A client as the server knows it; node: where it is now, if it is there; last: the last round of which an upload
-    was used; taken: in how many rounds it was."""
+    """A client as the server knows it."""
 
     name: str
     node: int | None = None
+    """The node that the client is now; None if it is not connected."""
     train_size: int = 0
+    """The number of its training examples."""
     test_size: int = 0
+    """The number of its test examples."""
     last: int = 0
+    """The last round whose upload was used."""
     taken: int = 0
+    """The number of rounds whose upload was used."""
     left: bool = False
+    """Whether the client has left for good."""
 
 
 class Roster:
-    """The clients of a federation, by number; `changed` is called when something new is known of them."""
+    """The clients of a federation, by number; calls `changed` when it learns something new about them."""
 
     def __init__(self, grid: Grid, settings: Settings, changed: Callable[[], None]) -> None:
         self._grid, self._config, self._digest = grid, settings.federation, settings.digest()
         self._changed = changed
         self.members = [Member(f"client {i}") for i in range(self._config.clients)]
-        self._strangers: dict[int, tuple[str, float]] = {}  # nodes that cannot take part: why, and when they were asked
+        self._strangers: dict[int, tuple[str, float]] = {}  # refused nodes: why, and when they were asked
         self._news: dict[str, str] = {}
 
     def present(self) -> list[int]:
-        """The clients that can be asked, in the order of their numbers."""
+        """Return the clients that are connected, in the order of their numbers."""
         return [i for i, member in enumerate(self.members) if member.node is not None and not member.left]
 
     def news(self) -> dict[str, str]:
-        """The nodes that cannot take part, and why, as far as it was not told before."""
+        """Return the nodes that cannot take part, and why; each reason only once."""
         news, self._news = self._news, {}
         return news
 
     def gather(self, wanted: int) -> None:
-        """Meet the nodes that are new, and wait a while if fewer than wanted are there."""
+        """Identify new nodes, and wait for more if fewer than `wanted` are connected."""
         end = time.monotonic() + self._config.wait
         wanted = min(wanted, sum(not member.left for member in self.members))
         while True:
@@ -67,19 +72,19 @@ class Roster:
         if not self.present():
             reasons = "; ".join(reason for reason, _ in self._strangers.values()) or "none is connected"
             raise UserError(
-                f"no node came within {self._config.wait:g} s ({reasons}): start the SuperNodes and start the app again"
+                f"no node connected within {self._config.wait:g} s ({reasons}): start the SuperNodes, then the app"
             )
 
     def _meet(self) -> None:
-        """Forget the nodes that are gone, and ask new ones who they are."""
+        """Drop nodes that are gone, and ask new ones which client they are."""
         online = set(self._grid.get_node_ids())
         self._strangers = {node: known for node, known in self._strangers.items() if node in online}
         for member in self.members:
             if member.node not in online:
                 member.node = None
-        everybody = all(member.node is not None or member.left for member in self.members)
+        complete = all(member.node is not None or member.left for member in self.members)
         again = time.monotonic() - ASK_AGAIN
-        waiting = {node for node, (_, asked) in self._strangers.items() if everybody or asked > again}
+        waiting = {node for node, (_, asked) in self._strangers.items() if complete or asked > again}
         new = sorted(online - {member.node for member in self.members} - waiting)
         if not new:
             return
@@ -108,7 +113,7 @@ class Roster:
         if member.node is not None:
             raise Refused(
                 f"it calls itself client {number}, which {member.name} (node {member.node}) already is: give each "
-                "SuperNode a partition-id of its own"
+                "SuperNode its own partition-id"
             )
         member.name, member.left = str(facts.get("name", member.name))[:80], member.left or bool(facts.get("left"))
         if member.name in [other.name for other in self.members if other is not member]:
@@ -120,6 +125,7 @@ class Roster:
 
 
 def count(facts: dict[str, Any], name: str, least: int) -> int:
+    """Return a count from the facts; refuse anything else."""
     value = facts.get(name)
     if not isinstance(value, int) or not least <= value <= LARGEST_COUNT:
         raise Refused(f"its {name} is {str(value)[:40]}")

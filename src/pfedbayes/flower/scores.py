@@ -1,5 +1,4 @@
-"""The nodes' own scores put together, in the shape in which the engine logs them. What a node sends in another shape is
-left out."""
+"""The nodes' scores combined, in the shape in which `pfedbayes run` logs them. Malformed scores are left out."""
 
 from __future__ import annotations
 
@@ -9,27 +8,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedbayes.evaluation.prediction import MODELS
+from pfedbayes.evaluation.estimators import MODELS
 from pfedbayes.maths.metrics import BINS, METRICS
 
 
 def table(scores: dict[int, dict[str, Any]], num_clients: int, models: Sequence[str], task: str) -> dict[str, Any]:
-    """{model: {estimator: {metric: [[figure of each client]]}}} from each client's own such table of one, as far as it
-    is about these models and these metrics; a client without test data has no estimators in its own."""
+    """Combine the scores of single clients into `{model: {estimator: {metric: [[score of each client]]}}}`.
+
+    Only these models and the metrics of the task are kept. A client without test data has no estimators.
+    """
     whole: dict[str, Any] = dict.fromkeys(MODELS)
     for which in models:
-        ways = dict.fromkeys(way for one in scores.values() for way in one.get(which) or ())
+        estimators = dict.fromkeys(name for one in scores.values() for name in one.get(which) or ())
         whole[which] = {
-            way: {
-                name: [[figure(scores.get(i), which, way, name) for i in range(num_clients)]] for name in METRICS[task]
+            estimator: {
+                metric: [[score_of(scores.get(i), which, estimator, metric) for i in range(num_clients)]]
+                for metric in METRICS[task]
             }
-            for way in ways
+            for estimator in estimators
         }
     return whole
 
 
 def is_table(scores: Any) -> bool:
-    """Whether these are scores, whatever they say."""
+    """Return whether these have the structure of scores."""
     tables = [scores.get(which) for which in MODELS] if isinstance(scores, dict) else [()]
     return all(
         one is None or (isinstance(one, dict) and all(isinstance(metrics, dict) for metrics in one.values()))
@@ -37,16 +39,16 @@ def is_table(scores: Any) -> bool:
     )
 
 
-def figure(scores: dict[str, Any] | None, which: str, way: str, name: str) -> float:
-    """One figure of a node's own table [seed][client]; NaN if it has none."""
+def score_of(scores: dict[str, Any] | None, which: str, estimator: str, metric: str) -> float:
+    """Return one score from a node's own table [seed][client]; NaN if it has none."""
     try:
-        return float(scores[which][way][name][0][0]) if scores else float("nan")
+        return float(scores[which][estimator][metric][0][0]) if scores else float("nan")
     except (KeyError, TypeError, ValueError, IndexError, OverflowError):
         return float("nan")
 
 
 def pooled(diagrams: list[Any]) -> dict[str, Any]:
-    """The calibration of all nodes' predictions together, from that of each: bins are weighed by their counts."""
+    """Combine the nodes' reliability diagrams: bins are weighted by their counts."""
     pooled: dict[str, Any] = {}
     for which in MODELS:
         own = [bins for diagram in diagrams if (bins := _bins(diagram, which)) is not None]
@@ -62,7 +64,7 @@ def pooled(diagrams: list[Any]) -> dict[str, Any]:
 
 
 def _bins(diagram: Any, which: str) -> NDArray[np.float64] | None:
-    """Confidence, accuracy and count (3, bins) of a node's own diagram, if it has one."""
+    """Return confidence, accuracy and count (3, bins) of a node's diagram; None if it is malformed."""
     try:
         bins = np.array([diagram[which][name] for name in ("confidence", "accuracy", "count")], float)
     except (KeyError, TypeError, ValueError, OverflowError):

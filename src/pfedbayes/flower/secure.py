@@ -1,6 +1,6 @@
 """Secure aggregation by Flower's SecAgg+: the server learns the weighted mean of the updates and no single one.
 
-Flower offers it to apps of its older kind only, whose messages look otherwise: this file translates.
+Flower supports it only for its older kind of app, with other messages: this module translates between the two.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from pfedbayes.flower.messages import FACTS, Refused, facts_of, num_bytes
 from pfedbayes.methods.base import Method
 
 Call = Callable[[Message, Context], Message]
-LARGEST_WEIGHT = 10**6  # weights travel as whole numbers up to this
-THRESHOLD = 2 / 3  # of the nodes have to stay until the end, or nobody learns anything
+LARGEST_WEIGHT = 10**6  # weights are sent as integers up to this
+THRESHOLD = 2 / 3  # the share of nodes that must stay until the end
 
 
 # On the nodes
 
 
 def mod(message: Message, context: Context, call_next: Call) -> Message:
-    """Flower's part of a node in secure aggregation, for the messages that belong to it."""
+    """Let Flower handle the messages of secure aggregation; pass on all others."""
     if RECORD_KEY_CONFIGS not in message.content:
         return call_next(message, context)
     answer: Message = secaggplus_mod(message, context, partial(_upload, call_next))
@@ -48,7 +48,7 @@ def mod(message: Message, context: Context, call_next: Call) -> Message:
 
 
 def _upload(call_next: Call, message: Message, context: Context) -> Message:
-    """An answer that can be masked; anything else is an error, which Flower hands on to the server."""
+    """Return an answer that can be masked; raise anything else, which Flower reports to the server."""
     answer = call_next(message, context)
     if FACTS in answer.content:
         raise Refused(facts_of(answer).get("error", "the client has left for good"))
@@ -56,7 +56,7 @@ def _upload(call_next: Call, message: Message, context: Context) -> Message:
 
 
 def masked_content(facts: dict[str, Any], update: Tensor, weight: float) -> RecordDict:
-    """An answer in the form whose arrays Flower's `mod` masks before they leave the node."""
+    """Return an answer whose arrays Flower's `mod` masks before they leave the node."""
     result = FitRes(
         Status(Code.OK, ""),
         ndarrays_to_parameters([update.cpu().double().numpy()]),
@@ -70,7 +70,7 @@ def masked_content(facts: dict[str, Any], update: Tensor, weight: float) -> Reco
 
 
 def shares(method: Method, server: Tensor, sizes: Tensor) -> Tensor:
-    """The weights (n,) that the method's own average gives to clients of these sizes, the largest being 1."""
+    """Return the weights (n,) in the method's average of clients with these sizes, scaled so that the largest is 1."""
     count = len(sizes)
     unit = torch.eye(count, dtype=server.dtype).view(count, *[1] * (server.dim() - 1), count)
     uploads = unit.expand(count, *server.shape[:-1], count)
@@ -86,7 +86,7 @@ def shares(method: Method, server: Tensor, sizes: Tensor) -> Tensor:
 
 
 class _Counting:
-    """What Flower's workflow needs of a grid; knows how many bytes have passed."""
+    """The part of a grid that Flower's workflow needs; counts the bytes that pass."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -101,7 +101,7 @@ class _Counting:
 
 
 class _Asking:
-    """What Flower's workflow needs of a strategy: whom to ask, and a place for the mean."""
+    """The part of a strategy that Flower's workflow needs: which nodes to ask, and a place for the mean."""
 
     def __init__(self, nodes: list[int]) -> None:
         self._nodes = nodes
@@ -113,15 +113,17 @@ class _Asking:
 
     def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> tuple[None, dict[str, Any]]:
         self.facts = {proxy.node_id: json.loads(str(result.metrics[FACTS])) for proxy, result in results}
-        (self.mean,) = parameters_to_ndarrays(results[0][1].parameters)  # the same for all
+        (self.mean,) = parameters_to_ndarrays(results[0][1].parameters)  # the same for all clients
         return None, {}
 
 
 def secure_mean(
     grid: Grid, round: int, contents: dict[int, RecordDict], reach: float, timeout: float
 ) -> tuple[Tensor | None, Exchange]:
-    """The weighted mean of the updates of these nodes, each asked with its own content, and what they say besides;
-    None if too few stayed until the end. reach: entries of updates are clipped to [-reach, reach]."""
+    """Return the weighted mean of the nodes' updates, None if too few stayed until the end, and their facts.
+
+    contents: the message to each node; reach: entries of updates are clipped to [-reach, reach].
+    """
     asking, counting = _Asking(list(contents)), _Counting(grid)
     context = LegacyContext(Context(0, 0, {}, RecordDict(), {}), strategy=asking)
     context.state[MAIN_CONFIGS_RECORD] = ConfigRecord({WorkflowKey.CURRENT_ROUND: round})

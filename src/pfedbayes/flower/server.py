@@ -1,46 +1,44 @@
-"""The server's side: rounds that do without who is lost, slow or lying, and a run folder from which to go on."""
+"""The server: rounds that tolerate lost, slow and faulty nodes, in a run folder from which it can continue."""
 
 from __future__ import annotations
 
-import json
 import logging
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
-from torch import Tensor
 
 from pfedbayes import runs
 from pfedbayes.engine.backend.local_training import client_round
-from pfedbayes.engine.federation import first_optimizer, first_server, follow, participants
+from pfedbayes.engine.round import receive
+from pfedbayes.engine.server_optimizer import first_optimizer, server_step
+from pfedbayes.engine.setup import first_server, num_participants
+from pfedbayes.engine.state import FederationState
 from pfedbayes.errors import UserError
-from pfedbayes.evaluation.prediction import MODELS
 from pfedbayes.flower import secure
-from pfedbayes.flower.combine import combine, epsilon
+from pfedbayes.flower.combine import combine
 from pfedbayes.flower.exchange import Exchange, send
 from pfedbayes.flower.messages import PROTOCOL, Refused, content, from_arrays, refuse_wild, to_arrays
+from pfedbayes.flower.record import FederationRecord
 from pfedbayes.flower.roster import Roster, count
-from pfedbayes.flower.scores import is_table, pooled, table
-from pfedbayes.flower.settings import Settings, from_run_config, refuse_difference
+from pfedbayes.flower.settings import Settings, from_run_config
 from pfedbayes.maths.random import choose
-from pfedbayes.maths.trees import fill, leaves, misfit, named_leaves, pick
+from pfedbayes.maths.trees import leaves, pick
 from pfedbayes.methods import Method
 from pfedbayes.methods.base import Shard, State
 from pfedbayes.nets import Model
-from pfedbayes.runs.config import to_toml
-from pfedbayes.runs.execution import json_safe
 from pfedbayes.runs.experiment import method_name
 
 log = logging.getLogger("flwr")
 
 
 def server_app(make_model: Callable[[Method], Model]) -> ServerApp:
-    """The ServerApp of a federation."""
+    """Return the ServerApp of a federation."""
     app = ServerApp()
 
     def main(grid: Grid, context: Context) -> None:
@@ -58,7 +56,7 @@ def server_app(make_model: Callable[[Method], Model]) -> ServerApp:
 
 @contextmanager
 def serving(grid: Grid, settings: Settings, model: Model) -> Iterator[Server]:
-    """A server that holds the lock of its run folder."""
+    """Yield a server that holds the lock of its run folder."""
     writer = runs.Writer(Path(settings.federation.out).resolve())
     try:
         yield Server(grid, settings, model, writer)
@@ -67,121 +65,133 @@ def serving(grid: Grid, settings: Settings, model: Model) -> Iterator[Server]:
 
 
 class Server:
-    """The server of one federation. `run` goes on from wherever its run folder stands."""
+    """The server of one federation. `run` continues from wherever its run folder stands."""
 
     def __init__(self, grid: Grid, settings: Settings, model: Model, writer: runs.Writer) -> None:
-        self.grid, self.settings, self.model, self.writer = grid, settings, model, writer
+        self.grid, self.settings, self.model = grid, settings, model
         self.method, self.training, self.config = settings.method, settings.training, settings.federation
         self.dtype, self.wire = getattr(torch, self.config.dtype), getattr(torch, self.config.wire)
-        self.participants = participants(model, self.method, self.training, self.config.clients)
-        self.state: State = first_server(
-            model,
-            self.method,
-            self.config.clients,
-            self.training.seed,
-            self.config.init,
-            torch.empty((), dtype=self.dtype),
-        )
-        self.optimizer = first_optimizer(self.training, self.method, self.state)
-        self.round = 0
-        self.id = uuid.uuid4().hex
-        self.created = runs.now()
+        self.participants = num_participants(model, self.method, self.training, self.config.clients)
         self.roster = Roster(grid, settings, self._describe)
         self.members = self.roster.members
-        self.clock = runs.Clock()
-        self.logged: set[int] = set()
-        self._resume()
+        self.record = FederationRecord(settings, model, writer, self.members)
+        self.state = self.record.resume(self._first_state())
 
-    # The rounds
+    def _first_state(self) -> FederationState:
+        like = torch.empty((), dtype=self.dtype)
+        seed, init = self.training.seed, self.config.init
+        server = first_server(self.model, self.method, self.config.clients, seed, init, like)
+        optimizer = first_optimizer(self.training, self.method, server)
+        # The nodes know how far they have read.
+        return FederationState(0, (server,), () if optimizer is None else (optimizer,), np.empty(0, dtype=np.int64))
+
+    def _describe(self) -> None:
+        self.record.describe()
+
+    @property
+    def round(self) -> int:
+        """The number of rounds trained so far."""
+        return self.state.round
+
+    @property
+    def server(self) -> State:
+        """The server's state in the method's sense."""
+        return self.state.servers[0]
+
+    # Rounds
 
     def run(self) -> None:
         """Train up to the last round and finish the run folder."""
-        if (self.writer.folder / runs.SUMMARY).exists() and self.round >= self.training.rounds:
-            log.info("%s is finished: raise training.rounds to go on", self.writer.folder)
+        if self.record.finished and self.round >= self.training.rounds:
+            log.info("pfedbayes: the run is finished: raise training.rounds to continue it")
             return
-        (self.writer.folder / runs.SUMMARY).unlink(missing_ok=True)
+        self.record.remove_summary()
         self.roster.gather(len(self.members))
         while self.round < self.training.rounds:
-            self._play(self.round + 1)
+            self._train_round(self.round + 1)
         self._finish()
 
-    def _play(self, round: int) -> None:
-        """One round: asked for again with the same result as long as too few reply, and kept only if it is whole."""
+    def _train_round(self, round: int) -> None:
+        """Train one round of Algorithm 1, as `engine.round.train_round` does, with nodes that may fail.
+
+        An attempt with too few usable uploads is repeated. A round is kept as a whole or not at all.
+        """
         for attempt in range(1, self.config.attempts + 1):
             self.roster.gather(self.settings.needed(self.participants))
-            present = self.roster.present()
-            drawn = choose(self.training.seed, round, len(present), min(self.participants, len(present)))
-            chosen = [present[k] for k in drawn]
-            trained = present if self.training.train == "all" else chosen
-            scored = self._to_score()
-            tasks = self._tasks(round, present if scored else trained, set(trained), set(chosen))
+            # Algorithm 1: the server draws the random set S^t of clients whose uploads it will average.
+            chosen, trained = self._choose(round)
+            # Algorithm 1: the server sends its model to the clients that train, and to all if they evaluate it.
+            scored = self._round_to_score()
+            asked = self.roster.present() if scored else trained
+            tasks = self._download(round, asked, set(trained), set(chosen))
+            # Algorithm 1: each client takes R local steps and uploads its result.
             ask = self._ask_masked if self.config.secure else self._ask_plainly
             exchange, uploads = ask(round, tasks, chosen)
             enough = len(uploads) >= self.settings.needed(len(chosen))
-            self._journal(round, attempt, exchange, uploads, enough)
+            self.record.journal(round, attempt, exchange, uploads, enough, self.roster.news())
             if scored:
-                self._record(scored, exchange)
+                self.record.log_scores(scored, exchange)
             if enough:
-                self._take(round, uploads)
+                # Algorithm 1: the server averages the uploads and moves to its next model.
+                self.state = self._aggregate(round, uploads)
+                for i in uploads:
+                    self.members[i].last = round
+                    self.members[i].taken += 1
+                self.record.save(self.state)
                 return
         raise UserError(
-            f"round {round} had too few usable uploads {self.config.attempts} times: "
-            f"{self.writer.folder / runs.JOURNAL} says why; start the app again to go on from the round before"
+            f"round {round} had too few usable uploads {self.config.attempts} times: see {self.record.journal_path}, "
+            "and start the app again to continue from the round before"
         )
 
-    def _take(self, round: int, uploads: dict[int, State]) -> None:
-        """Aggregate, and keep the round."""
+    def _choose(self, round: int) -> tuple[list[int], list[int]]:
+        """Return the clients whose uploads are averaged, and those that train, among the nodes that are present."""
+        present = self.roster.present()
+        drawn = choose(self.training.seed, round, len(present), min(self.participants, len(present)))
+        chosen = [present[k] for k in drawn]
+        return chosen, present if self.training.train == "all" else chosen
+
+    def _aggregate(self, round: int, uploads: dict[int, State]) -> FederationState:
+        """Return the next state from the uploads by client."""
         clients = sorted(uploads)
         sizes = torch.tensor([self.members[i].train_size for i in clients], dtype=self.dtype)
-        average = combine(
-            self.method, self.config, self.state, [uploads[i] for i in clients], sizes, torch.tensor(clients)
-        )
-        optimizer = self.optimizer
-        if optimizer is not None:
-            average, optimizer = follow(self.training, self.method, self.state, average, optimizer)
-        if not all(bool(leaf.isfinite().all()) for leaf in leaves(average)):
+        trees = [uploads[i] for i in clients]
+        server = combine(self.method, self.config, self.server, trees, sizes, torch.tensor(clients))
+        optimizers = self.state.optimizers
+        if optimizers:
+            server, optimizer = server_step(self.training, self.method, self.server, server, optimizers[0])
+            optimizers = (optimizer,)
+        if not all(bool(leaf.isfinite().all()) for leaf in leaves(server)):
             raise UserError(
-                f"round {round}: the shared model has become non-finite, so the round was not taken: {CALM}"
+                f"round {round}: the shared model has become non-finite, so the round was not taken: lower "
+                "training.server_rate, the learning rate or federation.largest"
             )
-        self.state, self.optimizer, self.round = average, optimizer, round
-        for i in clients:
-            self.members[i].last = round
-            self.members[i].taken += 1
-        self._save()
+        return FederationState(round, (server,), optimizers, self.state.cursors)
 
     def _finish(self) -> None:
-        """Ask everybody for the scores of the last models, and write the summary."""
+        """Ask all clients for the scores of the last models, and write the summary."""
         self.roster.gather(1)
         round = self.round + 1
-        exchange = self._send(round, self._tasks(round, self.roster.present(), set(), set(), finish=True))
-        self._journal(self.round, 0, exchange, {}, True)
-        if self.round not in self.logged:
-            self._record(self.round, exchange)
-        samples = self.settings.evaluation.samples
-        summary = {
-            "rounds": self.round,
-            "seconds": self.clock.seconds(),
-            "estimator": f"mc{samples}" if self.method.about.stochastic else "mean",
-            "reliability": pooled([facts.get("reliability") for facts, _ in exchange.replies.values()]),
-            "examples": [],
-        }
-        self._save()
-        self.writer.write(runs.SUMMARY, json.dumps(json_safe(summary), indent=1) + "\n")
-        log.info("pfedbayes: finished round %d, run folder %s", self.round, self.writer.folder)
+        exchange = self._send(round, self._download(round, self.roster.present(), set(), set(), finish=True))
+        self.record.journal(self.round, 0, exchange, {}, True, self.roster.news())
+        if self.round not in self.record.logged:
+            self.record.log_scores(self.round, exchange)
+        self.record.save(self.state)
+        self.record.write_summary(self.round, exchange)
 
-    def _to_score(self) -> int | None:
-        """The round whose models are to be scored when the next one is asked for."""
-        wanted = self.round and self.training.evaluates(self.round) and self.round not in self.logged
+    def _round_to_score(self) -> int | None:
+        """Return the round whose models the clients evaluate when the next round begins, if any."""
+        wanted = self.round and self.training.evaluates(self.round) and self.round not in self.record.logged
         return self.round if wanted else None
 
     # Messages
 
-    def _tasks(
+    def _download(
         self, round: int, asked: Sequence[int], trained: set[int], chosen: set[int], finish: bool = False
     ) -> dict[int, RecordDict]:
-        """What everybody who is asked is told of a round."""
-        received = self.method.download(self.state, torch.tensor(asked))
-        scored = finish or self._to_score() is not None
+        """Return the message to each client that is asked: what it has to do, and what it receives."""
+        received = receive(self.method, self.server, asked)
+        scored = finish or self._round_to_score() is not None
         whole = scored and self.method.about.shared and not self.method.about.averages
         weights = self._weights(sorted(chosen)) if self.config.secure else {}
         tasks = {}
@@ -196,22 +206,22 @@ class Server:
                 "weight": weights.get(i),
             }
             arrays = {"received": to_arrays(pick(received, k), "received", self.wire)}
-            if whole:  # what the shared model is made of is not what a client receives
-                arrays["server"] = to_arrays(self.state, "server", self.wire)
+            if whole:  # the shared model needs more than a client receives
+                arrays["server"] = to_arrays(self.server, "server", self.wire)
             tasks[i] = content(facts, **arrays)
         return tasks
 
     def _about(self, round: int, client: int) -> dict[str, Any]:
-        """What an answer has to be about."""
+        """Return what an answer has to repeat."""
         method = method_name(self.method)
-        return {"protocol": PROTOCOL, "federation": self.id, "method": method, "round": round, "client": client}
+        return {"protocol": PROTOCOL, "federation": self.record.id, "method": method, "round": round, "client": client}
 
     def _weights(self, chosen: list[int]) -> dict[int, float]:
         sizes = torch.tensor([self.members[i].train_size for i in chosen], dtype=self.dtype)
-        return dict(zip(chosen, secure.shares(self.method, self.state, sizes).tolist(), strict=True)) if chosen else {}
+        return dict(zip(chosen, secure.shares(self.method, self.server, sizes).tolist(), strict=True)) if chosen else {}
 
     def _send(self, round: int, tasks: dict[int, RecordDict]) -> Exchange:
-        """Ask clients, and wait for the answers."""
+        """Send messages to clients, and wait for the answers."""
         timeout = self.config.timeout
         messages = {
             i: Message(task, self.members[i].node, "train", ttl=timeout, group_id=str(round))
@@ -228,7 +238,7 @@ class Server:
     def _ask_plainly(
         self, round: int, tasks: dict[int, RecordDict], chosen: Sequence[int]
     ) -> tuple[Exchange, dict[int, State]]:
-        """The answers, and the usable uploads of the chosen clients; the others are refused by name."""
+        """Return the answers, and the usable uploads of the chosen clients; refuse the others by name."""
         exchange = self._send(round, tasks)
         uploads = {}
         for i, (facts, message) in sorted(exchange.replies.items()):
@@ -246,8 +256,10 @@ class Server:
     def _ask_masked(
         self, round: int, tasks: dict[int, RecordDict], chosen: Sequence[int]
     ) -> tuple[Exchange, dict[int, State]]:
-        """As `_ask_plainly`, but the uploads are all the same: the server's state moved by the mean of the updates. One
-        bad answer among them cannot be told from the rest, so it spoils them all."""
+        """As `_ask_plainly`, but every upload is the server's state plus the mean of all updates.
+
+        The server cannot tell a bad answer from the others, so a bad one makes all of them unusable.
+        """
         exchange = self._send(round, {i: task for i, task in tasks.items() if i not in chosen})
         nodes = {node: i for i in chosen if (node := self.members[i].node) is not None}
         by_node = {node: tasks[i] for node, i in nodes.items()}
@@ -255,12 +267,12 @@ class Server:
         exchange.down, exchange.up = exchange.down + masked.down, exchange.up + masked.up
         for node, reason in masked.refused.items():
             exchange.refused[nodes[node]] = reason
-            self.members[nodes[node]].node = None  # to be asked anew whether it is still there
+            self.members[nodes[node]].node = None  # ask again whether it is present
         exchange.replies |= {nodes[node]: answer for node, answer in masked.replies.items()}
         if mean is None:
             return exchange, {}
         try:
-            upload = self.state + mean.to(self.state).view_as(self.state)
+            upload = self.server + mean.to(self.server).view_as(self.server)
             refuse_wild(upload, self.config.largest)
             for node, (facts, _) in masked.replies.items():
                 refuse_mismatch(facts, self._about(round, nodes[node]))
@@ -271,158 +283,16 @@ class Server:
         return exchange, {nodes[node]: upload for node in masked.replies}
 
     def _template(self, client: int) -> State:
-        """An upload as it has to look: that of a round without steps."""
-        received = pick(self.method.download(self.state, torch.tensor([client])), 0)
+        """Return an upload of the right shapes: that of a round without steps."""
+        received = pick(receive(self.method, self.server, [client]), 0)
         classes = self.model.net.shapes[-1][0] if self.model.likelihood.task == "classification" else 0
         shard = Shard(torch.ones((), dtype=self.dtype), torch.zeros(classes, dtype=torch.int64))
         _, upload = client_round(self.method, self.model, self.method.enrol(received), received, shard, steps=())
         return upload
 
-    # The run folder
-
-    def _resume(self) -> None:
-        """Take up the run folder where it stands."""
-        folder = self.writer.folder
-        if not (folder / runs.INFO).exists():
-            known = {runs.CONFIG, runs.INFO, runs.JOURNAL}
-            if others := [path.name for path in folder.iterdir() if path.name not in known and path.name[0] != "."]:
-                raise UserError(f"{folder} holds other files ({others[0]}, …): set federation.out to a new folder")
-            self.writer.write(runs.CONFIG, to_toml({"data": {"name": self._data()}, **self.settings.sections()}))
-            self._describe()
-            return
-        self.writer.cut_torn_line(runs.JOURNAL)
-        previous = runs.read(folder)
-        if "federation" not in previous.info:
-            raise UserError(f"{folder} holds a run that was not made on Flower: set federation.out to another folder")
-        about = previous.info["federation"]
-        refuse_difference(
-            self.settings.completed(about["settings"]),
-            self.settings.identity(),
-            str(folder),
-            "set federation.out to another folder",
-        )
-        self.id, self.created = about["id"], previous.info["created"]
-        for member, name in zip(self.members, previous.info["clients"], strict=True):
-            member.name = name
-        self.writer.write(runs.CONFIG, to_toml({"data": {"name": self._data()}, **self.settings.sections()}))
-        checkpoint = runs.read_checkpoint(folder)
-        self.writer.truncate_log(checkpoint.log_bytes if checkpoint else 0)
-        if checkpoint is None:
-            return
-        self.logged = {record["round"] for record in runs.read(folder).rounds}
-        self.round, self.clock = checkpoint.round, runs.Clock(checkpoint.seconds)
-        # What is not averaged may change its shape as the run goes on.
-        fixed = {
-            name: t
-            for name, t in self._tensors().items()
-            if self.method.about.averages or not name.startswith("server.")
-        }
-        if name := misfit(checkpoint.tensors, fixed):
-            raise UserError(
-                f"the saved state in {folder} does not fit this federation ({name} differs): set federation.out to "
-                "another folder"
-            )
-        self.state = fill(self.state, checkpoint.tensors, "server.0")
-        if self.optimizer is not None:
-            self.optimizer = fill(self.optimizer, checkpoint.tensors, "server_optimizer.0")
-        for name in COUNTS:
-            for member, value in zip(self.members, checkpoint.tensors[f"clients.{name}"].tolist(), strict=True):
-                setattr(member, name, type(getattr(member, name))(value))
-        log.info("pfedbayes: going on after round %d of %s", self.round, folder)
-
-    def _data(self) -> str:
-        return f"the data of {self.config.clients} nodes"
-
-    def _tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds."""
-        tensors: dict[str, Tensor] = dict(named_leaves(self.state, "server.0"))
-        if self.optimizer is not None:
-            tensors |= dict(named_leaves(self.optimizer, "server_optimizer.0"))
-        for name in COUNTS:
-            tensors[f"clients.{name}"] = torch.tensor([int(getattr(member, name)) for member in self.members])
-        return tensors
-
-    def _save(self) -> None:
-        tensors = self._tensors()
-        self.writer.checkpoint(
-            {name: tensor.clone().contiguous() for name, tensor in tensors.items()}, self.round, self.clock.seconds()
-        )
-
-    def _describe(self) -> None:
-        """Write run.json, as the engine does: what the nodes say of themselves, and nothing of their labels."""
-        info = {
-            "format": runs.FORMAT,
-            **runs.describe_code(),
-            "created": self.created,
-            "hardware": {"device": "cpu", **runs.describe_machine()},
-            "plan": {"over": "nodes", "dtype": self.config.dtype, "wire": self.config.wire},
-            "digest": self.settings.digest(),
-            "seeds": [self.training.seed],
-            "num_clients": len(self.members),
-            "clients": [member.name for member in self.members],
-            "train_sizes": [member.train_size for member in self.members],
-            "test_sizes": [member.test_size for member in self.members],
-            "labels": None,
-            "num_params": self.model.net.num_params,
-            "method": {
-                "name": method_name(self.method),
-                **{name: getattr(self.method.about, name) for name in ("title", "personal", "shared", "stochastic")},
-            },
-            "task": self.model.likelihood.task,
-            "federation": {
-                "id": self.id,
-                "settings": self.settings.identity(),
-                "left": [member.name for member in self.members if member.left],
-            },
-        }
-        self.writer.write(runs.INFO, json.dumps(info, indent=1) + "\n")
-
-    def _record(self, round: int, exchange: Exchange) -> None:
-        """The scores of a round's models as a line of the log; who sent none is named absent."""
-        scores = {i: facts["scores"] for i, (facts, _) in exchange.replies.items() if is_table(facts.get("scores"))}
-        absent = [i for i in range(len(self.members)) if i not in scores]
-        if len(absent) == len(self.members):
-            return
-        models = [which for which in MODELS if getattr(self.method.about, which)]
-        scored = table(scores, len(self.members), models, self.model.likelihood.task)
-        record = {"round": round, "seconds": self.clock.seconds(), "absent": absent, **json_safe(scored)}
-        self.writer.append(record)
-        self.logged.add(round)
-
-    def _journal(self, round: int, attempt: int, exchange: Exchange, uploads: dict[int, State], enough: bool) -> None:
-        """What became of an attempt at a round, for people and the report; attempt 0 only scores the last models."""
-        line: dict[str, Any] = {
-            "round": round,
-            "attempt": attempt,
-            "seconds": self.clock.seconds(),
-            "down": exchange.down,
-            "up": exchange.up,
-            "replies": len(exchange.replies),
-            "uploads": len(uploads),
-            "taken": enough,
-            "refused": {self.members[i].name: reason for i, reason in sorted(exchange.refused.items())}
-            | self.roster.news(),
-            "left": [member.name for member in self.members if member.left],
-        }
-        if self.config.privacy_noise:
-            most = max(member.taken + (enough and i in uploads) for i, member in enumerate(self.members))
-            line["epsilon"] = epsilon(most, self.config.privacy_noise, self.config.privacy_delta)
-        self.writer.append(line, runs.JOURNAL)
-        for name, reason in line["refused"].items():
-            log.warning("pfedbayes: round %d: %s: %s", round, name, reason)
-        what = f"{len(uploads)} uploads" if attempt else "scores of the last models"
-        log.info(
-            "pfedbayes: round %d/%d: %s, %.2f MB down, %.2f MB up",
-            round, self.training.rounds, what, exchange.down / 1e6, exchange.up / 1e6,
-        )  # fmt: skip
-
-
-CALM = "lower training.server_rate, the learning rate or federation.largest"
-COUNTS = ("train_size", "test_size", "last", "taken", "left")  # of a member, kept in the checkpoint
-
 
 def refuse_mismatch(facts: dict[str, Any], about: dict[str, Any]) -> None:
-    """Refuse an answer that is not about what was asked for."""
+    """Refuse an answer to another question."""
     for name, value in about.items():
         if facts.get(name) != value:
             raise Refused(f"answered for {name} {facts.get(name)!r} instead of {value!r}")

@@ -1,4 +1,4 @@
-"""What a federation is told by the run config of its Flower app: [method], [training], [evaluation], [federation]."""
+"""The run config of a Flower app: the sections [method], [training], [evaluation] and [federation]."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pfedbayes.engine.federation import Training
 from pfedbayes.engine.plan import Dtype
+from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError, nearest
 from pfedbayes.methods import Method
 from pfedbayes.nets import Init
@@ -19,46 +19,51 @@ from pfedbayes.runs.experiment import Evaluation, default_of, from_sections, met
 
 Wire = Literal["float32", "float16", "bfloat16", "float64"]
 Robust = Literal["none", "median-norm", "trimmed-mean"]
-SECURE_CLIENTS = 1000  # numbers below 2^22 are added modulo 2^32
+MAX_SECURE_CLIENTS = 1000  # Flower adds numbers below 2^22 modulo 2^32
 
 
 @dataclass(frozen=True)
 class FederationConfig:
-    """clients: how many there are, numbered from 0; out: the run folder, on the server's machine. init: see `Net.init`;
-    dtype: in what nodes and server compute; wire: in what arrays travel.
-
-    timeout: seconds that a round waits for replies; wait: seconds that the server waits for nodes to come;
-    min_replies: a round with fewer usable uploads is asked for again, `attempts` times (more than half of those asked
-    if not given). largest: an upload with an entry of larger magnitude is refused.
-    robust: what guards the average. "median-norm" shortens updates that are longer than the median one,
-    "trimmed-mean" leaves out the largest and smallest `trim` of the values of every entry.
-    privacy_noise: noise multiplier z of client-level differential privacy, 0 for none; privacy_clip: the longest
-    update of the means (or of theta), privacy_clip_rho: of the rho of Gaussians; privacy_delta: the delta of
-    (epsilon, delta).
-    secure: secure aggregation, where the server learns the mean of the updates and no single one; secure_reach: entries
-    of updates are clipped to [-secure_reach, secure_reach]; a two-millionth of it is the precision of the mean.
-    states: where nodes that have no state-dir of their own keep their states, for simulations on one machine.
-    """
+    """The section [federation] of a run config."""
 
     clients: int
+    """The number of clients, numbered from 0."""
     out: str = "runs/federation"
+    """The run folder, on the server's machine."""
     init: Init | None = None
+    """How weights are initialised, see `Net.init`; None for the method's default."""
     dtype: Dtype = "float32"
+    """The type in which nodes and server compute."""
     wire: Wire = "float32"
+    """The type in which arrays are sent."""
     timeout: float = 600.0
+    """Seconds that a round waits for replies."""
     wait: float = 60.0
+    """Seconds that the server waits for nodes to connect."""
     min_replies: int | None = None
+    """Repeat a round with fewer usable uploads; None for more than half of the clients that were asked."""
     attempts: int = 3
+    """How often a round is tried."""
     largest: float = 1e4
+    """Refuse an upload with an entry of larger magnitude."""
     robust: Robust = "none"
+    """Robust averaging: "median-norm" scales down long updates, "trimmed-mean" drops extreme values."""
     trim: float = 0.2
+    """The share of the largest and of the smallest values that "trimmed-mean" drops from every entry."""
     privacy_noise: float = 0.0
+    """The noise multiplier z of client-level differential privacy; 0 for none."""
     privacy_clip: float = 1.0
+    """The clipping norm of updates of theta, or of the means of Gaussians."""
     privacy_clip_rho: float = 1.0
+    """The clipping norm of updates of the rho of Gaussians."""
     privacy_delta: float = 1e-5
+    """The delta of (epsilon, delta)-privacy."""
     secure: bool = False
+    """Secure aggregation: the server learns the mean of the updates and no single update."""
     secure_reach: float = 1.0
+    """Clip entries of updates to [-secure_reach, secure_reach]; the mean is precise to a two-millionth of it."""
     states: str | None = None
+    """The folder for the states of nodes without a state-dir, for simulations on one machine."""
 
     def __post_init__(self) -> None:
         if self.clients < 1:
@@ -78,17 +83,17 @@ class FederationConfig:
         if not 0 < self.privacy_delta < 1:
             raise ValueError(f"privacy_delta must be between 0 and 1, got {self.privacy_delta}")
         if self.privacy_noise and self.robust != "none":
-            raise ValueError("privacy_noise clips updates itself and bounds a plain mean: leave robust out")
-        if self.secure and not 3 <= self.clients <= SECURE_CLIENTS:
+            raise ValueError("privacy_noise clips updates itself and needs a plain mean: leave robust out")
+        if self.secure and not 3 <= self.clients <= MAX_SECURE_CLIENTS:
             raise ValueError(
-                f"secure needs 3 to {SECURE_CLIENTS} clients, got {self.clients}: from the mean of two each can tell "
-                "the other's update, and Flower's sums of more overflow"
+                f"secure needs 3 to {MAX_SECURE_CLIENTS} clients, got {self.clients}: the mean of two "
+                "reveals each one's update to the other, and Flower's sums overflow with more"
             )
         if self.secure and (self.privacy_noise or self.robust != "none"):
-            raise ValueError("with secure the server sees no single update to clip or trim: leave the others out")
+            raise ValueError("secure hides single updates from the server: leave robust and privacy_noise out")
 
 
-# What may change between two starts of one federation: how long, where and how patiently.
+# Settings that may change between two starts of one federation, because its results do not depend on them.
 OPERATION = {
     "training": {"rounds"},
     "federation": {"out", "states", "timeout", "wait", "min_replies", "attempts", "largest"},
@@ -98,7 +103,7 @@ SECTIONS = ("method", "training", "evaluation", "federation")
 
 @dataclass(frozen=True)
 class Settings:
-    """The sections of a run config."""
+    """The sections of a run config, parsed."""
 
     method: Method
     training: Training
@@ -106,17 +111,17 @@ class Settings:
     federation: FederationConfig
 
     def sections(self) -> dict[str, dict[str, Any]]:
-        """Plain values by section."""
+        """Return plain values by section."""
         sections = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
         sections["method"] = {"name": method_name(self.method), **sections["method"]}
         return sections
 
     def identity(self) -> dict[str, Any]:
-        """What one federation is told from another by: every setting that its results depend on."""
+        """Return every setting that the results depend on: it identifies a federation."""
         return _identity(self.sections())
 
     def completed(self, before: Mapping[str, Any]) -> dict[str, Any]:
-        """An earlier identity, in which settings that are younger than it have their default values."""
+        """Return an earlier identity, with the default values of settings that were added since."""
         defaults = {
             section: {
                 each.name: value
@@ -128,11 +133,11 @@ class Settings:
         return _identity(defaults) | dict(before)
 
     def digest(self) -> str:
-        """The identity as a short text."""
+        """Return a hash of the identity."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
 
     def needed(self, asked: int) -> int:
-        """How many uploads a round that asks so many clients cannot do without."""
+        """Return how many uploads a round needs if it asks this many clients."""
         if self.method.needs.all_clients:
             return self.federation.clients
         return self.federation.min_replies or asked // 2 + 1
@@ -140,7 +145,7 @@ class Settings:
 
 def _identity(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {
-        f"{section}.{name}": json.loads(json.dumps(value))  # lists instead of tuples, as they are read back
+        f"{section}.{name}": json.loads(json.dumps(value))  # lists instead of tuples, as in the file
         for section, values in sections.items()
         for name, value in values.items()
         if name not in OPERATION.get(section, ())
@@ -148,7 +153,7 @@ def _identity(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def refuse_difference(before: Mapping[str, Any], now: Mapping[str, Any], what: str, remedy: str) -> None:
-    """Refuse to go on with what was made under other settings, and name the first one that differs."""
+    """Refuse to continue with other settings than before, and name the first one that differs."""
     for name in (*now, *before):
         old, new = before.get(name), now.get(name)
         if old != new:
@@ -156,9 +161,9 @@ def refuse_difference(before: Mapping[str, Any], now: Mapping[str, Any], what: s
 
 
 def from_run_config(run_config: Mapping[str, Any]) -> Settings:
-    """The settings of a flat run config such as {"method.name": "pfedbayes", "training.rounds": 20}.
+    """Parse a flat run config such as {"method.name": "pfedbayes", "training.rounds": 20}.
 
-    Flower knows no lists in it, so a list is written as a text: "[0, 10]".
+    Flower does not support lists, so a list is written as a text: "[0, 10]".
     """
     sections: dict[str, dict[str, Any]] = {}
     for name, value in run_config.items():
@@ -170,17 +175,17 @@ def from_run_config(run_config: Mapping[str, Any]) -> Settings:
         )
     own = sections.pop("federation", {})
     if "clients" not in own:
-        raise UserError("federation.clients is missing: write in pyproject.toml how many clients there are")
+        raise UserError("federation.clients is missing: write the number of clients in pyproject.toml")
     federation = build(FederationConfig, own, "federation")
     if sections.get("training", {}).get("patience") is not None:
-        raise UserError("on Flower there is no early stopping: leave training.patience out")
-    # Whether there are validation data is for the nodes' own loaders to say.
+        raise UserError("there is no early stopping on Flower: leave training.patience out")
+    # Only the nodes' own loaders know whether there are validation data.
     experiment = from_sections(sections | {"data": {"validation": 0.1}})
     method = experiment.method
     if method.needs.pooled_data:
-        raise UserError(f"{method.about.title} needs everybody's data in one place: it cannot run on Flower")
+        raise UserError(f"{method.about.title} needs the data of all clients in one place: choose another method")
     if experiment.evaluation.clients is not None:
-        raise UserError("on Flower every node scores itself: leave evaluation.clients out")
+        raise UserError("every node evaluates itself on Flower: leave evaluation.clients out")
     if not method.about.averages and (federation.robust != "none" or federation.privacy_noise or federation.secure):
         raise UserError(
             f"{method.about.title} does not average uploads: leave federation.robust, .privacy_noise and .secure out"

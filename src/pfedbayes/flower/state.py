@@ -1,7 +1,7 @@
-"""A client's memory on its own node: the last two generations of its state, each one file that is there or is not.
+"""A client's memory on its own node: its state after the last two rounds, each in a file that is written atomically.
 
 round-000007.safetensors   the state after round 7: tensors, and in the header as JSON what they belong to
-round-000006.safetensors   the one before, from which round 7 is answered again if it is asked for again
+round-000006.safetensors   the state before, from which round 7 is repeated if the server asks for it again
 left.json                  the client has left for good
 """
 
@@ -27,24 +27,25 @@ ABOUT = "about"
 
 
 class Generation(NamedTuple):
-    """A client after a round; previous: the round of the generation that it was made from, 0 for none. about: the
-    federation, settings and data that it belongs to."""
+    """A client's state after a round."""
 
     round: int
     previous: int
+    """The round of the state that it was trained from; 0 for none."""
     about: dict[str, Any]
+    """The federation, settings and data that it belongs to."""
     tensors: dict[str, Tensor]
 
 
 class StateFolder:
-    """The folder of one client. Nothing in it is ever taken for a fresh start unless it is one."""
+    """The state folder of one client. A missing or damaged state is an error, never a fresh start."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One message at a time: a node may still be busy with a round that the server has given up."""
+        """Handle one message at a time: a node may still work on a round that the server has given up."""
         with runs.writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / ".lock").open("w")
@@ -53,7 +54,7 @@ class StateFolder:
             yield
 
     def rounds(self) -> list[int]:
-        """The rounds whose states are kept, ascending."""
+        """Return the rounds whose states are kept, in ascending order."""
         numbers = (path.stem.removeprefix("round-") for path in self.path.glob(f"round-*{SUFFIX}"))
         return sorted(int(number) for number in numbers if number.isdecimal())
 
@@ -63,7 +64,7 @@ class StateFolder:
         return (self.path / LEFT).exists()
 
     def read(self, round: int) -> Generation:
-        """The state after a round."""
+        """Return the state after a round."""
         path = self.path / _name(round)
         try:
             with safe_open(path, framework="pt") as file:
@@ -73,18 +74,20 @@ class StateFolder:
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{path} is damaged ({error}): restore it, or remove it and start the SuperNode with older-state=true "
-                "in --node-config to go on from the round before"
+                "in --node-config to continue from the round before"
             ) from None
 
     def start_of(self, round: int, last: int) -> Generation | None:
-        """The state that a round starts from, None for a client that takes part for the first time; last: the last
-        round of which the server has an upload."""
+        """Return the state that a round starts from; None for a client that takes part for the first time.
+
+        last: the last round whose upload the server has used.
+        """
         kept = self.rounds()
         if (kept or [0])[-1] < last:
             found = f"is of round {kept[-1]}" if kept else "is missing"
             raise UserError(
                 f"the state in {self.path} {found}, but the server has an upload of round {last}: restore the folder, "
-                "let the client leave, or go on from an older state with older-state=true in --node-config"
+                "let the client leave, or continue from an older state with older-state=true in --node-config"
             )
         earlier = [number for number in kept if number < round]
         if earlier:
@@ -92,21 +95,21 @@ class StateFolder:
         if kept and self.read(kept[0]).previous:
             raise UserError(
                 f"round {round} was asked for, but {self.path} knows nothing before round {kept[0]}: the server's run "
-                "folder is older than this state"
+                "folder is older than this state, so restore the newer one"
             )
         return None
 
     def write(self, generation: Generation) -> None:
-        """Keep a generation and the one that it was made from."""
+        """Write a state, and keep the one that it was trained from."""
         about = generation.about | {"previous": generation.previous}
-        # Copies, since safetensors refuses tensors that share memory.
+        # Copies, because safetensors refuses tensors that share memory.
         copies = {name: tensor.cpu().clone().contiguous() for name, tensor in generation.tensors.items()}
         content = save(copies, {ABOUT: json.dumps(about)})
         runs.write_file(self.path / _name(generation.round), content)
         self._keep(generation.round, generation.previous)
 
     def _keep(self, *kept: int) -> None:
-        """Delete all other states, and what a kill has left of one that was being written."""
+        """Delete all other states, and unfinished files of a process that was killed."""
         for path in self.path.glob(f".round-*{SUFFIX}.part"):
             path.unlink()
         for round in self.rounds():
@@ -114,9 +117,9 @@ class StateFolder:
                 (self.path / _name(round)).unlink()
 
     def leave(self) -> None:
-        """Delete all states, and remember that it was wanted."""
+        """Delete all states, and note that the client has left."""
         if not self.path.is_dir():
-            raise UserError(f"there is no folder {self.path}: give the state-dir of the node that leaves")
+            raise UserError(f"there is no folder {self.path}: pass the state-dir of the node that leaves")
         with self.locked():
             runs.write_file(self.path / LEFT, json.dumps({"left": runs.now()}) + "\n")
             self._keep()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pfedbayes.engine.federation import Training
+from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError
 from pfedbayes.methods import METHODS
 from pfedbayes.report import tables as run_tables

@@ -19,7 +19,9 @@ from pfedbayes.data import Preprocessing, Shards, load_shards
 from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.plan import Plan, choose_device
 from pfedbayes.errors import Diverged, UserError
-from pfedbayes.evaluation.prediction import MODELS, Ways
+from pfedbayes.evaluation.estimators import MODELS, EstimatorSpec
+from pfedbayes.evaluation.evaluate import predict_blocks
+from pfedbayes.evaluation.models import FederatedModels, available_models, headline_estimator, personal_state
 from pfedbayes.maths.gaussian import kl
 from pfedbayes.maths.metrics import (
     BINS,
@@ -190,9 +192,9 @@ def _save(writer: runs.Writer, federation: Federation, clock: runs.Clock, stoppi
     return clock.seconds() - start
 
 
-def _scored(federation: Federation, evaluation: Evaluation) -> list[int]:
+def _scored(federation: FederatedModels, evaluation: Evaluation) -> list[int]:
     """The clients that a record has columns for: all, or those that are drawn for evaluation."""
-    sets = federation.evaluation_sets(evaluation.split, evaluation.clients)
+    sets = federation.data.evaluation_sets(evaluation.split, federation.seeds[0], evaluation.clients)
     return [i for i, indices in enumerate(sets) if evaluation.clients is None or len(indices)]
 
 
@@ -308,23 +310,23 @@ class _Predicted:
 EXAMPLES_OF_A_KIND = 4
 
 
-def look_closely(federation: Federation, evaluation: Evaluation) -> dict[str, Any]:
+def look_closely(federation: FederatedModels, evaluation: Evaluation) -> dict[str, Any]:
     """What only the final models are asked: calibration by confidence, errors among the surest, single predictions to
     look at; and what may explain why a client is unsure."""
     clients = _particulars(federation, _scored(federation, evaluation))
     if federation.model.likelihood.task != "classification":
         return {"reliability": {}, "examples": [], "risk_coverage": {}, "clients": clients}
     samples, split = evaluation.samples, evaluation.split
-    headline = federation.headline(samples)
-    ways = Ways(samples, (headline,), evaluation.sampling)
+    data, headline = federation.data, headline_estimator(federation.method, samples)
+    spec = EstimatorSpec(samples, (headline,), evaluation.sampling)
     diagrams: dict[str, Any] = {}
     curves: dict[str, Any] = {}
     predicted: dict[str, dict[int, _Predicted]] = {}
-    for which in federation.models():
+    for which in available_models(federation.method):
         predicted[which] = {}
-        sums = torch.zeros(3, BINS, dtype=federation.dtype, device=federation.device)
+        sums = torch.zeros(3, BINS, dtype=data.dtype, device=data.device)
         said: list[tuple[Tensor, Tensor]] = []
-        for block in federation.blocks(which, split, ways, evaluation.clients):
+        for block in predict_blocks(federation, which, split, spec, evaluation.clients):
             outputs = block.outputs[headline]
             log_probs = log_average(outputs)
             sums += torch.stack(reliability(log_probs, block.y)).sum(1)
@@ -343,7 +345,7 @@ def look_closely(federation: Federation, evaluation: Evaluation) -> dict[str, An
         "reliability": diagrams,
         "risk_coverage": curves,
         "clients": clients,
-        "examples": _examples(federation.shards, getattr(federation.shards, split), predicted),
+        "examples": _examples(data.shards, getattr(data.shards, split), predicted),
     }
 
 
@@ -363,15 +365,15 @@ def _risk_coverage(log_probs: Tensor, y: Tensor) -> dict[str, Any]:
     }
 
 
-def _particulars(federation: Federation, clients: list[int]) -> dict[str, Any]:
+def _particulars(federation: FederatedModels, clients: list[int]) -> dict[str, Any]:
     """Of these clients: KL (in nats, mean over seeds) of the personal from the shared model where both are Gaussians,
     and how many training examples the rarest of a client's labels has."""
-    shards, method = federation.shards, federation.method
+    shards, method = federation.data.shards, federation.method
     distances = None
     if method.about.gaussian and method.about.personal and method.about.shared:
         shared = [weights_posterior(method, server) for server in federation.servers]
         distances = [
-            sum(float(kl(weights_posterior(method, federation.personal_state(i, s)), w)) for s, w in enumerate(shared))
+            sum(float(kl(weights_posterior(method, personal_state(federation, i, s)), w)) for s, w in enumerate(shared))
             / len(shared)
             for i in clients
         ]

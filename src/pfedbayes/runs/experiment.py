@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pfedbayes.data import DataConfig, Shards
-from pfedbayes.engine.federation import Federation, Training, plan_for
-from pfedbayes.engine.plan import Dtype, Noise, Over, Plan, Precision
+from pfedbayes.engine.federation import Federation
+from pfedbayes.engine.plan import Dtype, Noise, Over, Plan, Precision, plan_for
 from pfedbayes.engine.population import Resting
+from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError, nearest
-from pfedbayes.evaluation.prediction import Sampling, Split, estimator_names
+from pfedbayes.evaluation.estimators import EvaluationSplit, Sampling, estimator_names
 from pfedbayes.maths.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.methods import METHODS, Method
 from pfedbayes.nets import Init, Model, Net, WithNoise, cnn, mlp, vgg
@@ -86,7 +87,7 @@ class Evaluation:
 
     samples: int = 10
     label_prior: bool = False
-    split: Split = "test"
+    split: EvaluationSplit = "test"
     estimators: tuple[str, ...] | None = None
     sampling: Sampling = "weights"
     clients: int | None = None

@@ -17,8 +17,8 @@ from torch import Tensor
 from pfedbayes.data import Preprocessing
 from pfedbayes.data.own.new_rows import read_chunks
 from pfedbayes.errors import UserError
+from pfedbayes.evaluation.estimators import Which
 from pfedbayes.evaluation.posterior import Answer, Weights
-from pfedbayes.evaluation.prediction import Which
 from pfedbayes.maths.likelihoods import Likelihood, Regression
 from pfedbayes.maths.metrics import confidence, doubt, log_average, moments
 from pfedbayes.runs.experiment import NetConfig

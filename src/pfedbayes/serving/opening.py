@@ -9,8 +9,8 @@ from pathlib import Path
 from pfedbayes import runs
 from pfedbayes.engine.federation import Federation
 from pfedbayes.errors import UserError
+from pfedbayes.evaluation.estimators import Which
 from pfedbayes.evaluation.posterior import answering, weights_of
-from pfedbayes.evaluation.prediction import Which
 from pfedbayes.runs import execution
 from pfedbayes.runs.experiment import build_model, from_sections
 from pfedbayes.serving.client import Client

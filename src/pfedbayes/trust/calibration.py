@@ -17,8 +17,8 @@ from pfedbayes import runs
 from pfedbayes.data import Preprocessing, Shards
 from pfedbayes.engine.federation import Federation
 from pfedbayes.errors import UserError
+from pfedbayes.evaluation.estimators import Which
 from pfedbayes.evaluation.posterior import answering
-from pfedbayes.evaluation.prediction import Which
 from pfedbayes.maths.likelihoods import Likelihood, Regression
 from pfedbayes.maths.metrics import confidence, log_average, moments
 from pfedbayes.runs.experiment import Experiment, NetConfig, fit_net

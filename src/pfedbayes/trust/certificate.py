@@ -27,7 +27,7 @@ from pfedbayes.data import Shards
 from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.personalisation import personalise
 from pfedbayes.errors import UserError
-from pfedbayes.evaluation.prediction import Which
+from pfedbayes.evaluation.estimators import Which
 from pfedbayes.maths.gaussian import kl
 from pfedbayes.maths.intervals import binomial_upper, pac_bayes_kl, sampled_mean_upper
 from pfedbayes.maths.metrics import log_average

@@ -16,7 +16,7 @@ from torch import Tensor
 from pfedbayes.data import Shards, available, load
 from pfedbayes.engine.federation import Federation
 from pfedbayes.errors import UserError
-from pfedbayes.evaluation.prediction import Which
+from pfedbayes.evaluation.estimators import Which
 from pfedbayes.maths.metrics import (
     accuracy,
     adaptive_ece,

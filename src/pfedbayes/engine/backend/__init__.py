@@ -1,1 +1,1 @@
-"""How rounds are computed: batching over clients, compiled steps, CUDA graphs."""
+"""How rounds are computed: batching over clients, compiled steps, CUDA graphs, deferred checks."""

@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedbayes.engine.backend.programs import Compiled, Replayed
+from pfedbayes.engine.backend.compiled import Compiled
+from pfedbayes.engine.backend.replayed import Replayed
 from pfedbayes.engine.plan import Plan
 from pfedbayes.maths.random import normals, philox_normals
 from pfedbayes.maths.trees import finite_rows, pick, stack
@@ -25,8 +26,8 @@ Step = tuple[tuple[Batch, ...], Tensor]  # the batches and the noise of a local 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function itself."""
+def unchanged(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function unchanged."""
     return function
 
 
@@ -37,14 +38,14 @@ def client_round(
     received: State,
     shard: Shard,
     steps: Iterable[tuple[Any, ...]],
-    over: Wrap = as_it_is,
-    compiled: Wrap = as_it_is,
+    over: Wrap = unchanged,
+    compiled: Wrap = unchanged,
 ) -> tuple[State, State]:
-    """A client's part of a round, Algorithm 1: R local steps, or fewer if the method takes no more; the client's new
-    state and its upload.
+    """Return a client's new state and its upload after R local steps (Algorithm 1), or fewer if the method limits them.
 
-    Written for one client. With `over=torch.func.vmap` the same lines train many at once, every argument then having
-    a leading client axis. A compiled step may make batches and noise by itself, and takes what it makes them from.
+    Written for one client. With `over=torch.func.vmap` the same lines train many at once, and every argument has a
+    leading client axis. A step wrapped by `compiled` may build its batches and noise itself; `steps` then yields what
+    it builds them from.
     """
     local = over(method.begin)(client, received, shard)
     step = compiled(over(partial(method.step, model)))
@@ -55,23 +56,25 @@ def client_round(
 
 
 class Work(NamedTuple):
-    """What n stacked clients are to do in a round.
-
-    rows (R, batches per step, n, b): the examples of each batch in the pool, with the view of each, see `Views`; weight
-    (n, b): 1 for real ones, 0 for padding; names (R, n): of the noise of each step.
-    """
+    """The batches and noise of n stacked clients in a round."""
 
     rows: Tensor
+    """Pool rows of each batch, combined with the view of each example (see `Views`): (R, batches per step, n, b)."""
     weight: Tensor
+    """1 for real examples, 0 for padding: (n, b)."""
     names: Tensor | NDArray[np.int64]
+    """Keys of the noise of each step: (R, n)."""
 
 
 class Trained(NamedTuple):
-    """Stacked clients after a round: their new states, their uploads, and which of them are finite throughout."""
+    """Stacked clients after a round."""
 
     clients: State
+    """Their new states."""
     uploads: State
+    """What they send to the server."""
     finite: Tensor
+    """Which of them are free of NaN and infinity: (n,)."""
 
 
 def _trained(clients: State, uploads: State) -> Trained:
@@ -80,18 +83,23 @@ def _trained(clients: State, uploads: State) -> Trained:
 
 @dataclass(frozen=True)
 class Views:
-    """How an image may be seen in a batch: mirrored or not, if it may flip, and moved by up to `shift` pixels each way,
-    where the edge is repeated. Its row in the pool and its view are one number, row * count + view."""
+    """The augmentations of an image: an optional mirror image, and shifts that repeat the edge.
+
+    A pool row and a view are stored as one number, row * count + view.
+    """
 
     flip: bool = False
+    """Whether images may be mirrored left to right."""
     shift: int = 0
+    """The largest shift in pixels, in each direction."""
 
     @property
     def count(self) -> int:
+        """The number of different views of an image."""
         return (1 + self.flip) * (2 * self.shift + 1) ** 2
 
-    def of(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """These images of the pool x (pool, channels, height, width) as they are seen, and their rows in the pool."""
+    def apply(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return augmented images of the pool x (pool, channels, height, width), and their rows in the pool."""
         own, view = rows // self.count, rows % self.count
         sides, places = 1 + self.flip, 2 * self.shift + 1
         mirrored, moved = view % sides, view // sides
@@ -104,13 +112,15 @@ class Views:
         return x[seen], own
 
 
-AS_IT_IS = Views()
+NO_AUGMENTATION = Views()
 
 
 class LocalTraining:
-    """`client_round` over stacked clients as the plan says, on examples of the pool x, y."""
+    """`client_round` for stacked clients, executed as the plan says, on examples of the pool x, y."""
 
-    def __init__(self, method: Method, model: Model, x: Tensor, y: Tensor, plan: Plan, views: Views = AS_IT_IS) -> None:
+    def __init__(
+        self, method: Method, model: Model, x: Tensor, y: Tensor, plan: Plan, views: Views = NO_AUGMENTATION
+    ) -> None:
         self._method, self._model, self._x, self._y, self._plan, self._views = method, model, x, y, plan, views
         self._noise_shape = method.noise_shape(model.net.num_params)
         self._dtype = getattr(torch, plan.dtype)
@@ -119,17 +129,17 @@ class LocalTraining:
 
     @property
     def compiled(self) -> bool:
-        """Whether it has come to compiling, and that has gone well."""
+        """Whether steps have been compiled successfully."""
         return self._step.has_run
 
     def __call__(self, clients: State, received: State, shard: Shard, work: Work) -> Trained:
-        """What becomes of these clients, stacked; the next call may overwrite it."""
+        """Train these stacked clients for a round. The next call may overwrite the result."""
         if self._plan.over == "vmap":
             together: Trained = self._together(clients, received, shard, work)
             return together
         results = []
         for k in range(len(work.weight)):
-            width = int(work.weight[k].sum())  # nothing is padded for one client alone
+            width = int(work.weight[k].sum())  # a single client needs no padding
             mine = slice(k, k + 1)
             own = Work(work.rows[:, :, mine, :width].contiguous(), work.weight[mine, :width], work.names[:, mine])
             steps = ((pick(batches, 0), noise[0]) for batches, noise in self._steps(own))
@@ -152,22 +162,22 @@ class LocalTraining:
             yield self._inputs(self._x, self._y, rows, work.weight, names)
 
     def _advance(self, local: State, x: Tensor, y: Tensor, rows: Tensor, weight: Tensor, names: Tensor) -> State:
-        """A local step with all that leads to it: of stacked clients, from the pool and the names of the noise."""
+        """Take a local step of stacked clients, building batches from the pool and noise from its keys."""
         step = torch.func.vmap(partial(self._method.step, self._model))
         return step(local, *self._inputs(x, y, rows, weight, names))
 
     def _inputs(self, x: Tensor, y: Tensor, rows: Tensor, weight: Tensor, names: Tensor | NDArray[np.int64]) -> Step:
-        """Batches and noise of one local step, each with a leading client axis."""
+        """Return batches and noise of one local step, each with a leading client axis."""
         return tuple(self._gather(x, y, one, weight) for one in rows), self._noise(names)
 
     def _gather(self, x: Tensor, y: Tensor, rows: Tensor, weight: Tensor) -> Batch:
         flat = rows.flatten()
-        values, own = self._views.of(x, flat) if self._views.count > 1 else (x.index_select(0, flat), flat)
+        values, own = self._views.apply(x, flat) if self._views.count > 1 else (x.index_select(0, flat), flat)
         targets = y.index_select(0, own)
         return Batch(values.view(*rows.shape, *x.shape[1:]), targets.view(*rows.shape, *y.shape[1:]), weight)
 
     def _noise(self, names: Tensor | NDArray[np.int64]) -> Tensor:
-        """Standard normal noise from the names of the draws; a compiled step is given what torch has drawn before."""
+        """Return standard normal noise for these keys; floating-point `names` are noise that torch has drawn."""
         if isinstance(names, Tensor):
             drawn = names.is_floating_point()
             return names if drawn else in_memory(philox_normals(self._noise_shape, names, self._dtype))

@@ -1,1 +1,1 @@
-"""A federation of your own data and network. What to change is in task.py."""
+"""A federation with your own data and network: edit task.py."""

@@ -1,0 +1,101 @@
+"""The execution of rounds as the plan says: in chunks that fit the memory, compiled where that works."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfedbayes.engine.backend.batches import Batches, Prefetcher
+from pfedbayes.engine.backend.compiled import CannotCompile
+from pfedbayes.engine.backend.finite import DeferredChecks, require_finite
+from pfedbayes.engine.backend.local_training import LocalTraining, Trained, Work
+from pfedbayes.engine.backend.replayed import FixedSizeBatches
+from pfedbayes.engine.participation import Chosen
+from pfedbayes.engine.plan import Plan
+from pfedbayes.engine.setup import Setup
+from pfedbayes.engine.state import FederationState
+from pfedbayes.errors import UserError
+from pfedbayes.maths.trees import concat, pick, tree_map
+from pfedbayes.methods.base import State
+from pfedbayes.nets import Model
+
+
+class Executor:
+    """Trains the clients of a round. The plan changes if a compiler or the memory fails.
+
+    model: as it was before the plan changed how it is computed.
+    """
+
+    def __init__(self, setup: Setup, plan: Plan, model: Model) -> None:
+        self.plan = plan
+        self.checks = DeferredChecks(setup)
+        self._setup = setup
+        self._prefetcher = Prefetcher(setup)
+        self._local_training = self._make_local_training()
+        # Libraries are fast at convolutions of one network with many images; a compiled network is faster still.
+        self._plain_predictor = model._replace(half=setup.model.half)
+        self._fast_predictor = setup.model._replace(net=setup.model.net.through(FixedSizeBatches))
+
+    @property
+    def predictor(self) -> Model:
+        """The model as it is computed for prediction: compiled for images if training is, too rare otherwise to pay."""
+        fast = self.plan.graph and self._setup.model.net.convolutional and self._local_training.compiled
+        return self._fast_predictor if fast else self._plain_predictor
+
+    def _make_local_training(self) -> LocalTraining:
+        setup = self._setup
+        return LocalTraining(setup.method, setup.model, setup.data.x, setup.data.y, self.plan, setup.views)
+
+    def train(self, round: int, chosen: Chosen, cursors: NDArray[np.int64], clients: State, received: State) -> Trained:
+        """Train the chosen members for a round, from stacked states and downloads.
+
+        A non-finite client is an error, which `checks` finds later if a GPU replays rounds.
+        """
+        trained = self._train(chosen.members, self._prefetcher.get(round, chosen, cursors), clients, received)
+        if not self.plan.graph:
+            require_finite(self._setup, round, chosen.members, trained.finite)
+        return trained
+
+    def keep_finite(
+        self,
+        chosen: Chosen,
+        finite: Tensor,
+        old: tuple[State, FederationState],
+        new: tuple[State, FederationState],
+    ) -> tuple[State, FederationState]:
+        """Return the clients and state to keep after a round; if a GPU replays rounds, it checks them itself."""
+        return self.checks.keep_finite(chosen.members, finite, old, new) if self.plan.graph else new
+
+    def _train(self, members: list[int], batches: Batches, clients: State, received: State) -> Trained:
+        """Run `client_round` for these members, in chunks that fit the memory."""
+        setup = self._setup
+        chunk = self.plan.chunk or len(members)
+        parts = []
+        try:
+            for start in range(0, len(members), chunk):
+                part = slice(start, start + chunk)
+                shard, weight = setup.of_members((setup.shard, setup.weight), members[part])
+                names = setup.send(batches.names[:, part]) if self.plan.noise == "philox" else batches.names[:, part]
+                work = Work(setup.send(batches.rows[:, :, part]), weight, names)
+                trained = self._local_training(pick(clients, part), pick(received, part), shard, work)
+                # A replay overwrites what the one before it has returned.
+                parts.append(tree_map(torch.clone, trained) if self.plan.graph and chunk < len(members) else trained)
+            whole: Trained = concat(parts)
+            return whole
+        except CannotCompile as reason:
+            warnings.warn(f"torch's compiler fails here, so the run continues without it ({reason})", stacklevel=2)
+            self.plan = replace(self.plan, compile=False)
+        except torch.OutOfMemoryError:
+            if chunk == 1:
+                raise UserError(
+                    "the GPU's memory does not hold even one client: lower training.batch_size or use --device cpu"
+                ) from None
+            self.plan = replace(self.plan, chunk=(chunk + 1) // 2)
+        self._local_training = self._make_local_training()
+        torch.cuda.empty_cache()
+        return self._train(members, batches, clients, received)

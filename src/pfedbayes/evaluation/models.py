@@ -1,0 +1,165 @@
+"""The models of a federation: what evaluation reads of them, and the states that clients predict with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain
+from typing import Literal, Protocol
+
+import torch
+
+from pfedbayes.evaluation.client_data import ClientData
+from pfedbayes.evaluation.estimators import MODELS, Which
+from pfedbayes.maths.random import Purpose, key
+from pfedbayes.maths.trees import alike, concat, pick, stack
+from pfedbayes.methods.base import Adaptation, Method, State
+from pfedbayes.nets import Batch, Model
+
+# Examples that are predicted at once: a CPU is busy with few, a GPU only with many.
+ROWS_AT_ONCE = {"cpu": 5000, "cuda": 130_000}
+# Clients that train or adapt at once on a CPU with a whole training set each: more clients need memory that has to be
+# allocated anew every round.
+FULL_BATCHES_AT_ONCE = 5
+
+
+class Execution(Protocol):
+    """What evaluation reads of a plan."""
+
+    @property
+    def over(self) -> Literal["vmap", "loop"]:
+        """Whether clients are computed together or one after another."""
+
+    @property
+    def chunk(self) -> int | None:
+        """The largest number of clients to compute together."""
+
+    def activate(self) -> None:
+        """Set torch's global switches."""
+
+
+class FederatedModels(Protocol):
+    """The models of one federation per seed, as they are now. Member s * num_clients + i is client i of seed s."""
+
+    @property
+    def method(self) -> Method: ...
+
+    @property
+    def model(self) -> Model:
+        """The model as it is trained."""
+
+    @property
+    def predictor(self) -> Model:
+        """The same model, computed in the way that is fastest for prediction."""
+
+    @property
+    def plan(self) -> Execution: ...
+
+    @property
+    def data(self) -> ClientData: ...
+
+    @property
+    def seeds(self) -> tuple[int, ...]: ...
+
+    @property
+    def round(self) -> int:
+        """The number of rounds trained so far."""
+
+    @property
+    def servers(self) -> Sequence[State]:
+        """The server's state of each seed."""
+
+    @property
+    def training_at_once(self) -> int:
+        """The number of members that train in a round."""
+
+    def client_states(self, members: Sequence[int]) -> State:
+        """Return the stacked states of these members; new clients start from what they receive."""
+
+    def download(self, seed_index: int, clients: Sequence[int]) -> State:
+        """Return what these clients receive from the server, stacked."""
+
+
+def available_models(method: Method) -> list[Which]:
+    """Return which of the two models the method has."""
+    return [which for which in MODELS if getattr(method.about, which)]
+
+
+def headline_estimator(method: Method, samples: int) -> str:
+    """Return the estimator whose scores are the method's result."""
+    return f"mc{samples}" if method.about.stochastic else "mean"
+
+
+def rows_at_once(federation: FederatedModels) -> int:
+    """Return how many examples are predicted at once."""
+    rows = ROWS_AT_ONCE["cpu" if federation.data.device.type == "cpu" else "cuda"]
+    return rows // 20 if federation.model.net.convolutional else rows  # the activations of images are large
+
+
+def personal_state(federation: FederatedModels, client: int, seed_index: int = 0, test: Batch | None = None) -> State:
+    """Return the state that a client predicts with; a client that has not taken part yet uses the shared model."""
+    state = pick(federation.client_states([seed_index * federation.data.num_clients + client]), 0)
+    if not federation.method.adapts:
+        return state
+    received = pick(federation.download(seed_index, [client]), 0)
+    prepared = _prepare(federation, client, seed_index, test)
+    return federation.method.adapt(federation.model, state, received, prepared)
+
+
+def personal_states(
+    federation: FederatedModels, seeds: Sequence[int], clients: Sequence[int], rows: torch.Tensor
+) -> State:
+    """Return the stacked states that these clients of these seeds predict with; rows (c, n): what they predict."""
+    method, data, plan = federation.method, federation.data, federation.plan
+    states = federation.client_states([s * data.num_clients + i for s in seeds for i in clients])
+    if not method.adapts:
+        return states
+    received = concat([federation.download(s, clients) for s in seeds])
+    tests = [data.batch_of(own) for own in rows]
+    members = [(i, s, test) for s in seeds for i, test in zip(clients, tests, strict=True)]
+    at_once = 1
+    if not method.needs.loop and plan.over == "vmap":
+        at_once = plan.chunk or max(1, rows_at_once(federation) // int(data.batch_sizes.max()))
+        at_once = min(at_once, FULL_BATCHES_AT_ONCE) if method.needs.full_batch else at_once
+    parts = []
+    for part in slices(len(members), at_once):
+        prepared = [_prepare(federation, *each) for each in members[part]]
+        parts.append(_adapt(federation, pick(states, part), pick(received, part), prepared))
+    return concat(parts)
+
+
+def _adapt(federation: FederatedModels, states: State, received: State, prepared: Sequence[State]) -> State:
+    """Adapt stacked members, together where their prepared data have the same shapes."""
+    adapt = partial(federation.method.adapt, federation.model)
+    if len(prepared) == 1:
+        return stack([adapt(pick(states, 0), pick(received, 0), prepared[0])])
+    groups = alike(prepared)
+    parts = [
+        torch.func.vmap(adapt)(pick(states, some), pick(received, some), stack([prepared[k] for k in some]))
+        for some in groups
+    ]
+    order = torch.tensor(list(chain.from_iterable(groups)), device=federation.data.device)
+    return pick(concat(parts), order.argsort())
+
+
+def _prepare(federation: FederatedModels, client: int, seed_index: int, test: Batch | None) -> State:
+    """Return what the method adapts a client's model with, drawn anew every round."""
+    data = federation.data
+    train = data.batch_of(data.train_sets[client])
+    seed = key(federation.seeds[seed_index], Purpose.ADAPTATION, federation.round, int(data.numbers[client]))
+    batch_size = int(data.batch_sizes[client])
+    return federation.method.prepare(Adaptation(train, batch_size, data.shards.num_classes, seed, test))
+
+
+def further_views(
+    federation: FederatedModels, seeds: Sequence[int], clients: Sequence[int], states: State
+) -> dict[str, State]:
+    """Return the method's further personal models by name, with a leading member axis."""
+    received = concat([federation.download(s, clients) for s in seeds])
+    views: dict[str, State] = torch.func.vmap(federation.method.views)(states, received)
+    return views
+
+
+def slices(length: int, step: int) -> list[slice]:
+    """Split a length into slices of `step`."""
+    return [slice(start, start + step) for start in range(0, length, step)]
