@@ -27,7 +27,8 @@ from pfedbayes.maths.trees import fill, misfit, named_leaves, pick, stack
 from pfedbayes.methods import Method
 from pfedbayes.methods.base import State
 from pfedbayes.nets import Model
-from pfedbayes.runs.execution import look_closely
+from pfedbayes.runs.final_analysis import analyse_final_models
+from pfedbayes.runs.typed_json import to_json
 
 LoadData = Callable[[int, int], Shards]  # (number of the client, number of clients) -> its own data
 MakeModel = Callable[[Method], Model]
@@ -177,7 +178,7 @@ def _answer(
     if task["evaluate"]:
         facts["scores"] = node.evaluate(**settings.evaluation.after(node.round, settings.training.rounds))
     if task["finish"]:
-        facts["reliability"] = look_closely(node, settings.evaluation)["reliability"]
+        facts["reliability"] = to_json(analyse_final_models(node, settings.evaluation).reliability)
         if start:  # with what was received last: the models to predict with from now on
             folder.write(start._replace(tensors=node.memory()))
     if task["train"]:

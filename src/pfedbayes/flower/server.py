@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +32,7 @@ from pfedbayes.methods import Method
 from pfedbayes.methods.base import Shard, State
 from pfedbayes.nets import Model
 from pfedbayes.runs.config import to_toml
-from pfedbayes.runs.execution import json_safe
+from pfedbayes.runs.description import describe_method
 from pfedbayes.runs.experiment import method_name
 
 log = logging.getLogger("flwr")
@@ -158,15 +157,14 @@ class Server:
         if self.round not in self.logged:
             self._record(self.round, exchange)
         samples = self.settings.evaluation.samples
-        summary = {
-            "rounds": self.round,
-            "seconds": self.clock.seconds(),
-            "estimator": f"mc{samples}" if self.method.about.stochastic else "mean",
-            "reliability": pooled([facts.get("reliability") for facts, _ in exchange.replies.values()]),
-            "examples": [],
-        }
+        summary = runs.Summary(
+            rounds=self.round,
+            seconds=self.clock.seconds(),
+            estimator=f"mc{samples}" if self.method.about.stochastic else "mean",
+            reliability=pooled([facts.get("reliability") for facts, _ in exchange.replies.values()]),
+        )
         self._save()
-        self.writer.write(runs.SUMMARY, json.dumps(json_safe(summary), indent=1) + "\n")
+        self.writer.write_summary(summary)
         log.info("pfedbayes: finished round %d, run folder %s", self.round, self.writer.folder)
 
     def _to_score(self) -> int | None:
@@ -291,25 +289,25 @@ class Server:
             self._describe()
             return
         self.writer.cut_torn_line(runs.JOURNAL)
-        previous = runs.read(folder)
-        if "federation" not in previous.info:
+        previous = runs.read_run(folder)
+        about = previous.info.federation
+        if about is None:
             raise UserError(f"{folder} holds a run that was not made on Flower: set federation.out to another folder")
-        about = previous.info["federation"]
         refuse_difference(
-            self.settings.completed(about["settings"]),
+            self.settings.completed(about.settings),
             self.settings.identity(),
             str(folder),
             "set federation.out to another folder",
         )
-        self.id, self.created = about["id"], previous.info["created"]
-        for member, name in zip(self.members, previous.info["clients"], strict=True):
-            member.name = name
+        self.id, self.created = about.id, previous.info.created
+        for member, its_name in zip(self.members, previous.info.clients, strict=True):
+            member.name = its_name
         self.writer.write(runs.CONFIG, to_toml({"data": {"name": self._data()}, **self.settings.sections()}))
         checkpoint = runs.read_checkpoint(folder)
         self.writer.truncate_log(checkpoint.log_bytes if checkpoint else 0)
         if checkpoint is None:
             return
-        self.logged = {record["round"] for record in runs.read(folder).rounds}
+        self.logged = {record.round for record in runs.read_run(folder).rounds}
         self.round, self.clock = checkpoint.round, runs.Clock(checkpoint.seconds)
         # What is not averaged may change its shape as the run goes on.
         fixed = {
@@ -350,32 +348,26 @@ class Server:
 
     def _describe(self) -> None:
         """Write run.json, as the engine does: what the nodes say of themselves, and nothing of their labels."""
-        info = {
-            "format": runs.FORMAT,
+        left = [member.name for member in self.members if member.left]
+        info = runs.RunInfo(
+            format=runs.FORMAT,
             **runs.describe_code(),
-            "created": self.created,
-            "hardware": {"device": "cpu", **runs.describe_machine()},
-            "plan": {"over": "nodes", "dtype": self.config.dtype, "wire": self.config.wire},
-            "digest": self.settings.digest(),
-            "seeds": [self.training.seed],
-            "num_clients": len(self.members),
-            "clients": [member.name for member in self.members],
-            "train_sizes": [member.train_size for member in self.members],
-            "test_sizes": [member.test_size for member in self.members],
-            "labels": None,
-            "num_params": self.model.net.num_params,
-            "method": {
-                "name": method_name(self.method),
-                **{name: getattr(self.method.about, name) for name in ("title", "personal", "shared", "stochastic")},
-            },
-            "task": self.model.likelihood.task,
-            "federation": {
-                "id": self.id,
-                "settings": self.settings.identity(),
-                "left": [member.name for member in self.members if member.left],
-            },
-        }
-        self.writer.write(runs.INFO, json.dumps(info, indent=1) + "\n")
+            created=self.created,
+            hardware=runs.Hardware("cpu", **runs.describe_machine()),
+            plan=runs.NodesPlan("nodes", self.config.dtype, self.config.wire),
+            digest=self.settings.digest(),
+            seeds=[self.training.seed],
+            num_clients=len(self.members),
+            clients=[member.name for member in self.members],
+            train_sizes=[member.train_size for member in self.members],
+            test_sizes=[member.test_size for member in self.members],
+            labels=None,
+            num_params=self.model.net.num_params,
+            method=describe_method(self.method),
+            task=self.model.likelihood.task,
+            federation=runs.FederationInfo(self.id, self.settings.identity(), left),
+        )
+        self.writer.write_info(info)
 
     def _record(self, round: int, exchange: Exchange) -> None:
         """The scores of a round's models as a line of the log; who sent none is named absent."""
@@ -385,30 +377,31 @@ class Server:
             return
         models = [which for which in MODELS if getattr(self.method.about, which)]
         scored = table(scores, len(self.members), models, self.model.likelihood.task)
-        record = {"round": round, "seconds": self.clock.seconds(), "absent": absent, **json_safe(scored)}
-        self.writer.append(record)
+        self.writer.append(runs.RoundRecord(round, self.clock.seconds(), absent=absent, **scored))
         self.logged.add(round)
 
     def _journal(self, round: int, attempt: int, exchange: Exchange, uploads: dict[int, State], enough: bool) -> None:
         """What became of an attempt at a round, for people and the report; attempt 0 only scores the last models."""
-        line: dict[str, Any] = {
-            "round": round,
-            "attempt": attempt,
-            "seconds": self.clock.seconds(),
-            "down": exchange.down,
-            "up": exchange.up,
-            "replies": len(exchange.replies),
-            "uploads": len(uploads),
-            "taken": enough,
-            "refused": {self.members[i].name: reason for i, reason in sorted(exchange.refused.items())}
-            | self.roster.news(),
-            "left": [member.name for member in self.members if member.left],
-        }
+        spent = None
         if self.config.privacy_noise:
             most = max(member.taken + (enough and i in uploads) for i, member in enumerate(self.members))
-            line["epsilon"] = epsilon(most, self.config.privacy_noise, self.config.privacy_delta)
-        self.writer.append(line, runs.JOURNAL)
-        for name, reason in line["refused"].items():
+            spent = epsilon(most, self.config.privacy_noise, self.config.privacy_delta)
+        entry = runs.JournalEntry(
+            round=round,
+            attempt=attempt,
+            seconds=self.clock.seconds(),
+            down=exchange.down,
+            up=exchange.up,
+            replies=len(exchange.replies),
+            uploads=len(uploads),
+            taken=enough,
+            refused={self.members[i].name: reason for i, reason in sorted(exchange.refused.items())}
+            | self.roster.news(),
+            left=[member.name for member in self.members if member.left],
+            epsilon=spent,
+        )
+        self.writer.append(entry)
+        for name, reason in entry.refused.items():
             log.warning("pfedbayes: round %d: %s: %s", round, name, reason)
         what = f"{len(uploads)} uploads" if attempt else "scores of the last models"
         log.info(
