@@ -19,7 +19,7 @@ from benchmarks.sections import FULL, QUICK, SECTIONS, chosen
 from benchmarks.worker import cores
 from pfedbayes.engine.plan import choose_device
 from pfedbayes.errors import UserError
-from pfedbayes.runs.folder import describe_code, describe_machine, now
+from pfedbayes.runs import describe_code, describe_machine, now
 
 PAGE = ROOT / "docs" / "results" / "speed.md"
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from pfedbayes import runs
 from pfedbayes.report import tables
-from pfedbayes.runs.execution import execute
-from pfedbayes.runs.experiment import load
+from pfedbayes.runs.execute import execute
+from pfedbayes.runs.experiment import read_experiment
 
 RESULTS = Path("docs/results")
 PRIORS = [(0.1, -2.5), (1.0, -2.5), (10.0, -2.5), (100.0, -2.5), (1.0, -1.0), (1.0, -4.0), (1.0, -6.0)]
@@ -55,22 +55,25 @@ round is picked on test data; it shows where the curve turns, not what one would
 def measure(zeta: float, rho0: float, rounds: int, seeds: int) -> dict[str, Any]:
     """Train one run and note its last scores."""
     settings = [f"method.zeta={zeta}", f"method.rho0={rho0}", f"training.rounds={rounds}"]
-    experiment = load(None, [*settings, f"training.evaluate_every={rounds}", "evaluation.estimators=['mc10']"])
+    experiment = read_experiment(
+        None, [*settings, f"training.evaluate_every={rounds}", "evaluation.estimators=['mc10']"]
+    )
     with tempfile.TemporaryDirectory() as folder:
         for step in execute(experiment, Path(folder), range(1, seeds + 1)):
             if step.round % 20 == 0:
                 print(f"zeta {zeta:g}, rho0 {rho0:g}: round {step.round} of {step.rounds}", flush=True)
-        run = runs.read(Path(folder))
+        run = runs.read_run(Path(folder))
     assert run.summary is not None
+    assert run.summary.clients is not None
     return {
         "zeta": zeta,
         "rho0": rho0,
         "rounds": rounds,
         "seeds": seeds,
-        "train": run.info["train_sizes"][0],
-        "device": run.info["hardware"]["cpu" if run.info["plan"]["device"] == "cpu" else "gpu"],
-        "commit": run.info["commit"],
-        "kl": float(np.nanmedian(tables.numbers(run.summary["clients"]["distance"]))),
+        "train": run.info.train_sizes[0],
+        "device": run.info.hardware.processor,
+        "commit": run.info.commit,
+        "kl": float(np.nanmedian(tables.numbers(run.summary.clients.distance))),
         "scores": {row.model: {name: each.value for name, each in row.mean.items()} for row in tables.headline(run)},
     }
 

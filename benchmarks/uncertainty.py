@@ -16,8 +16,9 @@ from typing import Any
 
 from pfedbayes import runs
 from pfedbayes.data import available
-from pfedbayes.runs.execution import execute, load
-from pfedbayes.runs.experiment import load as load_experiment
+from pfedbayes.runs.execute import execute
+from pfedbayes.runs.experiment import read_experiment
+from pfedbayes.runs.saving import load
 from pfedbayes.trust import uncertainty as honesty
 
 SETS, SIZES = ("mnist", "fashion-mnist"), ("small", "medium")
@@ -65,20 +66,20 @@ def measure(args: argparse.Namespace, name: str, size: str, method: str) -> dict
     folder = args.runs / f"{name}-{size}-{method}-{args.rounds}-rounds-{args.seeds}-seeds"
     settings = settings_of(args, name, size, method)
     where = [f"data.dir={json.dumps(str(args.data_dir))}"] if args.data_dir else []
-    experiment = load_experiment(None, [*settings, *where])
+    experiment = read_experiment(None, [*settings, *where])
     seeds, begun = range(1, args.seeds + 1), (folder / runs.INFO).exists()
     # Of a run that is finished nothing is left to do; one made with other settings is refused by name.
     for step in execute(experiment, folder, seeds, args.device, resume=begun):
         if step.round % 20 == 0:
             print(f"{folder.name}: round {step.round} of {step.rounds}", flush=True)
-    run = runs.read(folder)
+    run = runs.read_run(folder)
     assessed = honesty.assess(load(folder, device=args.device), strange=honesty.other_set(name, args.data_dir))
     return {
         "settings": settings,
         "seeds": args.seeds,
-        "device": run.info["hardware"]["gpu" if run.info["plan"]["device"] == "cuda" else "cpu"],
-        "seconds": (run.summary or {})["seconds"],
-        "commit": run.info["commit"],
+        "device": run.info.hardware.processor,
+        "seconds": run.summary and run.summary.seconds,
+        "commit": run.info.commit,
         # Of every seed the mean over clients.
         "figures": {
             which: {way: [[honesty.mean_rows([clients])] for clients in seeds] for way, seeds in ways.items()}

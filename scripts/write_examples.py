@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import itertools
 import json
 import os
@@ -28,6 +29,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pfedbayes import report, runs
 from pfedbayes.report import charts
 from pfedbayes.report.charts import Figure
+from pfedbayes.runs.typed_json import from_json, to_json
 
 ROOT = Path(__file__).parents[1]
 TEMPLATES = ROOT / "scripts" / "pages"
@@ -56,18 +58,28 @@ def tell(name: str) -> Story:
         left = Path(empty) / name
         return {
             "output": done.stdout,
-            "run": kept(runs.read(left / "run")) if (left / "run").exists() else None,
+            "run": kept(runs.read_run(left / "run")) if (left / "run").exists() else None,
             "tables": {path.stem: head(path) for path in sorted(left.glob("*.csv"))},
         }
 
 
 def kept(run: runs.Run) -> Story:
     """What the drawings of a run need. Single predictions are left out: they hold the images. So is where data lay."""
-    if "path" in run.config["data"]:
-        run.config["data"]["path"] = Path(run.config["data"]["path"]).name
-    summary = {key: value for key, value in (run.summary or {}).items() if key != "examples"}
-    whole: Story = rounded({"config": run.config, "info": run.info, "rounds": run.rounds, "summary": summary})
+    data = run.experiment.data
+    path = {"path": Path(data.path).name} if data.path else {}
+    config = {name: values | path if name == "data" else values for name, values in run.sections.items()}
+    summary = run.summary and dataclasses.replace(run.summary, examples=[])
+    whole: Story = rounded(
+        {"config": config, "info": to_json(run.info), "rounds": to_json(run.rounds), "summary": to_json(summary)}
+    )
     return whole
+
+
+def run_of(name: str, story: Story) -> runs.Run:
+    """The run of a story, without its single predictions."""
+    info, summary = from_json(runs.RunInfo, story["info"]), from_json(runs.Summary, story["summary"])
+    rounds = [from_json(runs.RoundRecord, record) for record in story["rounds"]]
+    return runs.Run(Path(name), story["config"], info, rounds, summary)
 
 
 def rounded(value: Any) -> Any:
@@ -109,7 +121,7 @@ def render(name: str, story: Story) -> dict[str, str]:
 
 def drawings(name: str, story: Story) -> dict[str, Figure]:
     if story["run"]:
-        return report.figures(runs.Run(folder=Path(name), **story["run"]))
+        return report.all_figures(run_of(name, story["run"]))
     return intervals(story["tables"]["predictions"]["rows"])
 
 

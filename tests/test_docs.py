@@ -9,8 +9,8 @@ import torch
 
 from federations import EXACT, difference, trained
 from pfedbayes.methods import FedAvg
-from pfedbayes.runs.execution import execute
-from pfedbayes.runs.experiment import OWN_DATA, from_sections, load
+from pfedbayes.runs.execute import execute
+from pfedbayes.runs.experiment import OWN_DATA, from_sections, read_experiment
 
 ROOT = Path(__file__).parents[1]
 
@@ -51,7 +51,7 @@ def test_the_prediction_of_the_page_on_own_data_works(tmp_path, monkeypatch, cap
     (tmp_path / "clinics.csv").write_text("a,b,hospital,outcome\n" + rows)
     (tmp_path / "new.csv").write_text("a,b\n1,x\n2,never\n")
     settings = ["path=clinics.csv", "target=outcome", "client_column=hospital"]
-    experiment = load(None, [*(f"data.{text}" for text in settings), "training.rounds=2"])
+    experiment = read_experiment(None, [*(f"data.{text}" for text in settings), "training.rounds=2"])
     list(execute(experiment, tmp_path / "runs" / "clinics-pfedbayes", [1]))
     by_tensors, by_client, _ = python_blocks("docs/own_data.md")
     names = run_block(by_tensors)

@@ -25,9 +25,9 @@ def table(path):
 
 def test_breast_cancer_goes_from_a_csv_to_predictions_that_may_abstain(tmp_path):
     output = run("breast_cancer.py", tmp_path, "--set", "training.rounds=20")
-    result = runs.read(tmp_path / "run")
-    assert result.info["clients"] == ["city", "town", "university", "village"]
-    assert min(result.rounds[-1]["personal"]["mc10"]["accuracy"][0]) > 80
+    result = runs.read_run(tmp_path / "run")
+    assert result.info.clients == ["city", "town", "university", "village"]
+    assert min(result.rounds[-1].personal["mc10"]["accuracy"][0]) > 80
     for name in ("town", "harbour"):
         rows = table(tmp_path / f"{name}_predicted.csv")
         assert len(rows) == len(table(tmp_path / f"{name}_new.csv")) > 15

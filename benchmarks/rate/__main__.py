@@ -26,7 +26,7 @@ from benchmarks.worker import cores
 from pfedbayes.engine.plan import choose_device
 from pfedbayes.errors import UserError
 from pfedbayes.paper import rate, results
-from pfedbayes.runs.folder import describe_code, describe_machine, now, write_file
+from pfedbayes.runs import describe_code, describe_machine, now, write_file
 
 FOLDER = ROOT / "docs" / "results"
 

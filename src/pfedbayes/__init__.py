@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pfedbayes.methods import METHODS, Method
     from pfedbayes.methods.pfedbayes import PFedBayes
     from pfedbayes.nets import Model, Net, WithNoise, mlp, vgg
-    from pfedbayes.runs.execution import load, read_preprocessing, save
+    from pfedbayes.runs.saving import load, read_preprocessing, save
     from pfedbayes.serving import join, open_client
 
 __version__ = "0.1.0"
@@ -33,7 +33,7 @@ _HOME = {
     "data": ("DataConfig", "Preprocessing", "Shards", "load_shards", "read_inputs", "shards_from_tables"),
     "engine": ("Federation", "Plan", "Training"),
     "errors": ("Diverged", "UserError"),
-    "runs.execution": ("load", "read_preprocessing", "save"),
+    "runs.saving": ("load", "read_preprocessing", "save"),
     "maths.likelihoods": ("Classification", "Regression"),
     "methods": ("METHODS", "Method", "PFedBayes"),
     "nets": ("Model", "Net", "WithNoise", "mlp", "vgg"),

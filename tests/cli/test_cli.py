@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import signal
@@ -12,8 +13,8 @@ from safetensors.torch import load_file
 
 from benchmarks import race
 from pfedbayes import runs
-from pfedbayes.runs.execution import execute
-from pfedbayes.runs.experiment import load as load_experiment
+from pfedbayes.runs.execute import execute
+from pfedbayes.runs.experiment import read_experiment
 
 SMALL = [
     "--set", "data.name=blobs", "--set", "data.clients=4", "--set", "data.examples=60", "--set", "net.hidden=[8]",
@@ -33,7 +34,7 @@ def start(*arguments, cwd):
 
 
 def log_without_times(folder: Path):
-    return [{k: v for k, v in record.items() if k != "seconds"} for record in runs.read(folder).rounds]
+    return [dataclasses.replace(record, seconds=0.0) for record in runs.read_run(folder).rounds]
 
 
 def same_state(one: Path, other: Path):
@@ -91,7 +92,7 @@ def test_a_model_that_a_method_does_not_have_is_null_and_seeds_have_a_spread(tmp
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["personal"] is None
     assert result["shared"]["accuracy_std"] > 0
-    assert runs.read(next((tmp_path / "runs").iterdir())).info["seeds"] == [1, 2, 3]
+    assert runs.read_run(next((tmp_path / "runs").iterdir())).info.seeds == [1, 2, 3]
 
 
 def test_a_second_run_takes_a_new_folder(tmp_path):
@@ -227,7 +228,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "go on with: pfedbayes run --resume --out a" in errors
+    assert "resume with: pfedbayes run --resume --out a" in errors
     assert pfedbayes("run", "--resume", "--out", "a", cwd=tmp_path).returncode == 0
     assert pfedbayes("run", *LONGER, "--out", "b", cwd=tmp_path).returncode == 0
     assert log_without_times(tmp_path / "a") == log_without_times(tmp_path / "b")
@@ -270,16 +271,16 @@ def test_progress_shows_what_the_table_will_show(tmp_path):
     uneven = [*SMALL, "--set", "data.labels=dirichlet", "--set", "data.alpha=0.3", "--set", "method.name=fedavg"]
     done = pfedbayes("run", *uneven, "--json", cwd=tmp_path)
     accuracy = json.loads(done.stdout.splitlines()[-1])["shared"]["accuracy"]
-    run = runs.read(next((tmp_path / "runs").iterdir()))
-    assert len(set(run.info["test_sizes"])) > 1
+    run = runs.read_run(next((tmp_path / "runs").iterdir()))
+    assert len(set(run.info.test_sizes)) > 1
     assert f"round 6/6  shared accuracy {accuracy:.2f}" in done.stderr
-    plain = sum(run.rounds[-1]["shared"]["mean"]["accuracy"][0]) / 4
+    plain = sum(run.rounds[-1].shared["mean"]["accuracy"][0]) / 4
     assert abs(plain - accuracy) > 0.01
 
 
 def test_certify_and_uncertainty_print_tables(tmp_path):
     settings = [text for text in SMALL if text != "--set"]
-    kept = load_experiment(None, [*settings, "data.certify=0.5", "data.validation=0.2"])
+    kept = read_experiment(None, [*settings, "data.certify=0.5", "data.validation=0.2"])
     list(execute(kept, tmp_path / "kept", [1], "cpu"))
     done = pfedbayes("certify", "kept", "--steps", 5, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -294,7 +295,7 @@ def test_certify_and_uncertainty_print_tables(tmp_path):
 
 def test_a_run_that_kept_nothing_back_is_not_certified(tmp_path):
     settings = [text for text in SMALL if text != "--set"]
-    list(execute(load_experiment(None, settings), tmp_path / "all", [1], "cpu"))
+    list(execute(read_experiment(None, settings), tmp_path / "all", [1], "cpu"))
     done = pfedbayes("certify", "all", cwd=tmp_path)
     assert done.returncode == 2
     assert "data.certify=0.5" in done.stderr

@@ -29,8 +29,9 @@ from pfedbayes.errors import UserError
 from pfedbayes.maths.trees import stack
 from pfedbayes.methods import FedAvg, FedRep, PFedBayes
 from pfedbayes.nets import mlp
-from pfedbayes.runs.execution import Cost, estimate, execute
-from pfedbayes.runs.experiment import load as load_experiment
+from pfedbayes.runs.estimate import Cost, estimate
+from pfedbayes.runs.execute import execute
+from pfedbayes.runs.experiment import read_experiment
 
 SIZE = 12
 RESTING = ["device", "host", "file"]
@@ -580,7 +581,7 @@ MANY = [
 
 class TestRuns:
     def test_a_run_keeps_its_clients_in_its_folder_and_checkpoints_the_table_alone(self, tmp_path):
-        experiment = load_experiment(None, [*MANY, "execution.checkpoint_seconds=0"])
+        experiment = read_experiment(None, [*MANY, "execution.checkpoint_seconds=0"])
         list(execute(experiment, tmp_path / "run", [1]))
         checkpoint = runs.read_checkpoint(tmp_path / "run")
         assert not [name for name in checkpoint.tensors if name.startswith("clients")]
@@ -588,14 +589,14 @@ class TestRuns:
         row_bytes = int(checkpoint.tensors["witness"][0])
         # Besides the enrolled: the five of the last round before this checkpoint, and the five while they are written.
         assert (tmp_path / "run" / runs.CLIENTS).stat().st_size <= (enrolled + 10) * row_bytes
-        assert runs.read(tmp_path / "run").info["plan"]["resting"] == "file"
-        in_memory = load_experiment(None, [*MANY, "execution.resting=device"])
+        assert runs.read_run(tmp_path / "run").info.plan.resting == "file"
+        in_memory = read_experiment(None, [*MANY, "execution.resting=device"])
         list(execute(in_memory, tmp_path / "other", [1]))
         one, other = (pfedbayes.load(tmp_path / name).tensors() for name in ("run", "other"))
         assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
     def test_a_run_that_is_under_way_is_not_loaded_and_a_loaded_one_not_resumed(self, tmp_path):
-        experiment = load_experiment(None, [*MANY, "execution.checkpoint_seconds=0"])
+        experiment = read_experiment(None, [*MANY, "execution.checkpoint_seconds=0"])
         steps = execute(experiment, tmp_path / "run", [1])
         next(steps), next(steps)
         with pytest.raises(UserError, match="in use"):
@@ -610,7 +611,7 @@ class TestRuns:
     @pytest.mark.parametrize("more", [[], ["training.patience=5", "training.evaluate_every=1", "data.validation=0.2"]])
     def test_a_resumed_run_lets_go_of_the_checkpoint_that_it_began_with(self, tmp_path, more):
         """It is mapped, and would go on to take space on the disk when others have replaced it."""
-        in_memory = load_experiment(None, [*MANY, "execution.resting=host", *more])
+        in_memory = read_experiment(None, [*MANY, "execution.resting=host", *more])
         steps = execute(in_memory, tmp_path / "run", [1])
         next(steps)
         steps.close()
@@ -624,16 +625,16 @@ class TestRuns:
     def test_a_resumed_run_may_let_its_clients_rest_elsewhere(self, tmp_path, before):
         """As it is told to when memory has run out."""
         settings = [*MANY, "execution.checkpoint_seconds=0"]
-        list(execute(load_experiment(None, settings), tmp_path / "whole", [1]))
-        steps = execute(load_experiment(None, [*settings, f"execution.resting={before}"]), tmp_path / "run", [1])
+        list(execute(read_experiment(None, settings), tmp_path / "whole", [1]))
+        steps = execute(read_experiment(None, [*settings, f"execution.resting={before}"]), tmp_path / "run", [1])
         next(steps), next(steps)
         steps.close()
-        list(execute(load_experiment(None, settings), tmp_path / "run", [1], resume=True))
-        assert runs.read(tmp_path / "run").info["plan"]["resting"] == "file"
+        list(execute(read_experiment(None, settings), tmp_path / "run", [1], resume=True))
+        assert runs.read_run(tmp_path / "run").info.plan.resting == "file"
         one, other = (pfedbayes.load(tmp_path / name).tensors() for name in ("run", "whole"))
         assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
         back = execute(
-            load_experiment(None, [*MANY, "execution.resting=host", "training.rounds=9"]),
+            read_experiment(None, [*MANY, "execution.resting=host", "training.rounds=9"]),
             tmp_path / "run",
             [1],
             resume=True,
@@ -643,9 +644,9 @@ class TestRuns:
 
     def test_another_runs_file_is_refused_on_resume(self, tmp_path):
         for seed in (1, 2):
-            list(execute(load_experiment(None, MANY), tmp_path / f"run{seed}", [seed]))
+            list(execute(read_experiment(None, MANY), tmp_path / f"run{seed}", [seed]))
         (tmp_path / "run2" / runs.CLIENTS).replace(tmp_path / "run1" / runs.CLIENTS)
-        longer = load_experiment(None, [*MANY, "training.rounds=9"])
+        longer = read_experiment(None, [*MANY, "training.rounds=9"])
         with pytest.raises(UserError, match="does not belong"):
             list(execute(longer, tmp_path / "run1", [1], resume=True))
 
@@ -662,7 +663,7 @@ class TestRuns:
 
         monkeypatch.setattr(runs.Writer, "checkpoint", slow)
         settings = ["training.rounds=70", "training.evaluate_every=100", "execution.checkpoint_seconds=5.5"]
-        for _ in execute(load_experiment(None, [*MANY, *settings]), tmp_path / "run", [1]):
+        for _ in execute(read_experiment(None, [*MANY, *settings]), tmp_path / "run", [1]):
             clock[0] += 1
         assert written == [7, 38, 69, 70]
 
@@ -687,20 +688,20 @@ class TestEvaluationOfSome:
             assert sum(len(indices) > 0 for indices in ours.evaluation_sets("test", count)) == expected
 
     def test_the_run_folder_speaks_of_those_that_are_scored(self, tmp_path):
-        experiment = load_experiment(None, [*MANY, "evaluation.clients=7"])
+        experiment = read_experiment(None, [*MANY, "evaluation.clients=7"])
         *_, last = execute(experiment, tmp_path / "run", [1, 2])
-        info = runs.read(tmp_path / "run").info
-        assert info["num_clients"] == 40
-        assert len(info["clients"]) == len(info["train_sizes"]) == len(info["test_sizes"]) == len(info["labels"]) == 7
-        assert [len(values) for values in last.record["personal"]["mc10"]["nll"]] == [7, 7]
+        info = runs.read_run(tmp_path / "run").info
+        assert info.num_clients == 40
+        assert len(info.clients) == len(info.train_sizes) == len(info.test_sizes) == len(info.labels) == 7
+        assert [len(values) for values in last.record.personal["mc10"]["nll"]] == [7, 7]
         everyone = pfedbayes.load(tmp_path / "run").evaluate()["personal"]["mc10"]["nll"][0]
-        numbers = [int(name.split()[1]) for name in info["clients"]]
-        assert last.record["personal"]["mc10"]["nll"][0] == [everyone[i] for i in numbers]
+        numbers = [int(name.split()[1]) for name in info.clients]
+        assert last.record.personal["mc10"]["nll"][0] == [everyone[i] for i in numbers]
 
 
 def test_the_estimate_counts_the_chosen_in_memory_and_the_rest_in_the_file():
     def cost(clients: int, resting: str) -> tuple[Cost, int]:
-        experiment = load_experiment(None, [*MANY, f"data.clients={clients}", f"execution.resting={resting}"])
+        experiment = read_experiment(None, [*MANY, f"data.clients={clients}", f"execution.resting={resting}"])
         shards = load_shards(experiment.data)
         return estimate(experiment, [1]), shards.x.nbytes + shards.y.nbytes
 

@@ -74,7 +74,7 @@ def test_without_flwr_the_package_works_and_says_what_is_missing():
                     raise ImportError(name)
 
         sys.meta_path.insert(0, Refuse())
-        import pfedbayes.cli, pfedbayes.runs.execution, pfedbayes.report
+        import pfedbayes.cli, pfedbayes.runs.execute, pfedbayes.report
         try:
             import pfedbayes.flower
         except pfedbayes.UserError as error:

@@ -54,8 +54,8 @@ def test_scores_of_any_shape_do_not_stop_the_run_or_hide_those_of_others(tmp_pat
     grid = lying(FakeGrid(config), change_facts(scores=SCORES[name]), trains=False)
     grid.nodes = {100 + LIAR: grid.nodes[100 + LIAR]} | grid.nodes  # the liar is heard first
     serve(grid)
-    (record,) = runs.read(tmp_path / "run").rounds
-    (accuracies,) = record["personal"]["mc10"]["accuracy"]
+    (record,) = runs.read_run(tmp_path / "run").rounds
+    (accuracies,) = record.personal["mc10"]["accuracy"]
     assert [i for i, figure in enumerate(accuracies) if figure is None] == [LIAR]
     assert "site 2" in write([tmp_path / "run"], tmp_path / "page.html").read_text()
 
@@ -65,7 +65,7 @@ def test_scores_of_any_shape_do_not_stop_the_run_or_hide_those_of_others(tmp_pat
 )
 def test_calibration_of_any_shape_is_left_out(tmp_path, diagram):
     serve(lying(FakeGrid(everybody(tmp_path, training__rounds=1)), change_facts(reliability=diagram), trains=False))
-    counts = runs.read(tmp_path / "run").summary["reliability"]["personal"]["count"]
+    counts = runs.read_run(tmp_path / "run").summary.reliability["personal"].count
     assert sum(counts) == 9 + 5 + 13 + 4  # the test data of the others
 
 
@@ -102,8 +102,8 @@ ENDLESS = ("float64", ENTRIES, RAW, torch.full(ENTRIES, torch.inf, dtype=torch.f
 def test_an_odd_answer_is_refused_by_name(tmp_path, change, reason):
     serve(lying(FakeGrid(everybody(tmp_path, training__rounds=1)), change))
     first = journal(tmp_path)[0]
-    assert (first["taken"], first["uploads"]) == (True, 4)
-    assert reason in first["refused"]["site 2"]
+    assert (first.taken, first.uploads) == (True, 4)
+    assert reason in first.refused["site 2"]
 
 
 def test_counts_that_cannot_be_are_refused_by_name(tmp_path):
@@ -118,7 +118,7 @@ def test_counts_that_cannot_be_are_refused_by_name(tmp_path):
     config = everybody(tmp_path, "bnfed", training__rounds=1, federation__attempts=1)
     with pytest.raises(UserError, match="too few usable uploads"):  # the method cannot do without anybody
         serve(lying(FakeGrid(config), negative))
-    assert "has impossible counts: -5" in journal(tmp_path)[0]["refused"]["site 2"]
+    assert "has impossible counts: -5" in journal(tmp_path)[0].refused["site 2"]
 
 
 def test_a_shared_model_that_overflows_is_not_taken(tmp_path):
@@ -136,10 +136,9 @@ def test_nodes_with_one_number_or_one_name_are_told_apart(tmp_path):
     server = serve(grid)
     assert sorted(member.name for member in server.members) == ["site 0", "site 0 (3)", "site 1", "site 2", "site 4"]
     assert (
-        "client 1, which site 1 (node 101) already is: give each SuperNode"
-        in journal(tmp_path)[0]["refused"]["node 999"]
+        "client 1, which site 1 (node 101) already is: give each SuperNode" in journal(tmp_path)[0].refused["node 999"]
     )
-    assert not journal(tmp_path)[1]["refused"]  # once is enough
+    assert not journal(tmp_path)[1].refused  # once is enough
     assert "node 999" in write([tmp_path / "run"], tmp_path / "page.html").read_text()
 
 
@@ -157,20 +156,20 @@ def with_data(tmp_path, change):
 def test_a_node_without_data_says_so_and_is_done_without(tmp_path):
     serve(with_data(tmp_path, lambda own: dataclasses.replace(own, train=(own.train[0][:0],))))
     first = journal(tmp_path)[0]
-    assert first["uploads"] == 4
-    assert "has no training examples: leave it out or give it some" in first["refused"][f"node {100 + LIAR}"]
+    assert first.uploads == 4
+    assert "has no training examples: leave it out or give it some" in first.refused[f"node {100 + LIAR}"]
 
 
 def test_one_example_is_enough_to_take_part(tmp_path):
     serve(with_data(tmp_path, lambda own: dataclasses.replace(own, train=(own.train[0][:1],))))
-    assert [line["uploads"] for line in journal(tmp_path)] == [5, 5, 0]
+    assert [line.uploads for line in journal(tmp_path)] == [5, 5, 0]
 
 
 def test_a_node_without_test_data_takes_part_unscored(tmp_path):
     serve(with_data(tmp_path, lambda own: dataclasses.replace(own, test=(own.test[0][:0],))))
-    assert [line["uploads"] for line in journal(tmp_path)] == [5, 5, 0]
-    for record in runs.read(tmp_path / "run").rounds:
-        (accuracies,) = record["personal"]["mc10"]["accuracy"]
+    assert [line.uploads for line in journal(tmp_path)] == [5, 5, 0]
+    for record in runs.read_run(tmp_path / "run").rounds:
+        (accuracies,) = record.personal["mc10"]["accuracy"]
         assert [i for i, figure in enumerate(accuracies) if figure is None] == [LIAR]
     write([tmp_path / "run"], tmp_path / "page.html")
 
@@ -189,7 +188,7 @@ def test_what_flower_cannot_carry_is_one_line(tmp_path, setting, line):
     config = everybody(tmp_path, federation__attempts=1, **setting)
     with pytest.raises(UserError) as error:
         serve(FakeGrid(config))
-    told = journal(tmp_path)[0]["refused"].values() if (tmp_path / "run").exists() else [str(error.value)]
+    told = journal(tmp_path)[0].refused.values() if (tmp_path / "run").exists() else [str(error.value)]
     assert all(line in reason for reason in told)
     assert told
 
@@ -204,25 +203,25 @@ def test_nodes_can_be_scored_on_validation_data(tmp_path):
 
     grid.app = client_app(renamed, model_for)
     serve(grid)
-    (validated,) = runs.read(tmp_path / "run").rounds
+    (validated,) = runs.read_run(tmp_path / "run").rounds
     (tmp_path / "other").mkdir()
     serve(FakeGrid(everybody(tmp_path / "other", training__rounds=1)))
-    (tested,) = runs.read(tmp_path / "other" / "run").rounds
-    assert validated["personal"] == tested["personal"]
+    (tested,) = runs.read_run(tmp_path / "other" / "run").rounds
+    assert validated.personal == tested.personal
 
 
 def test_a_relative_state_dir_is_refused(tmp_path):
     grid = FakeGrid(everybody(tmp_path, training__rounds=1))
     grid.nodes[100]["state-dir"] = "states"
     serve(grid)
-    assert "state-dir is 'states': give the SuperNode an absolute path" in journal(tmp_path)[0]["refused"]["node 100"]
+    assert "state-dir is 'states': give the SuperNode an absolute path" in journal(tmp_path)[0].refused["node 100"]
 
 
 def test_an_unknown_device_is_one_line(tmp_path):
     grid = FakeGrid(everybody(tmp_path, training__rounds=1))
     grid.nodes[100]["device"] = "abacus"
     serve(grid)
-    assert "abacus" in journal(tmp_path)[0]["refused"]["site 0"]
+    assert "abacus" in journal(tmp_path)[0].refused["site 0"]
 
 
 # Disks and kills
@@ -246,14 +245,14 @@ def test_a_node_whose_disk_is_full_says_so_and_goes_on_later(tmp_path, monkeypat
 
     monkeypatch.setattr(StateFolder, "write", write_some)
     serve(grid)
-    assert "cannot write to" in journal(tmp_path)[1]["refused"]["site 2"]
-    assert "No space left on device" in journal(tmp_path)[1]["refused"]["site 2"]
+    assert "cannot write to" in journal(tmp_path)[1].refused["site 2"]
+    assert "No space left on device" in journal(tmp_path)[1].refused["site 2"]
     folder = StateFolder(tmp_path / "states" / "client-2")
     assert folder.rounds() == [1]
     assert [path.name for path in folder.path.iterdir() if path.suffix == ".part"] == []
     monkeypatch.undo()
     serve(FakeGrid(config | {"training.rounds": 3}))
-    assert journal(tmp_path)[-2]["uploads"] == 5
+    assert journal(tmp_path)[-2].uploads == 5
 
 
 def test_a_server_whose_disk_was_full_goes_on_to_the_same_bits(tmp_path, monkeypatch):
@@ -273,7 +272,7 @@ def test_a_server_whose_disk_was_full_goes_on_to_the_same_bits(tmp_path, monkeyp
     with (tmp_path / "run" / runs.JOURNAL).open("a") as file:
         file.write('{"round": 2, "att')
     resumed = serve(FakeGrid(config))
-    assert [line["round"] for line in journal(tmp_path)] == [1, 2, 2, 3, 3]
+    assert [line.round for line in journal(tmp_path)] == [1, 2, 2, 3, 3]
     (tmp_path / "other").mkdir()
     assert torch.equal(resumed.state.servers[0], serve(FakeGrid(everybody(tmp_path / "other"))).state.servers[0])
 
@@ -299,21 +298,21 @@ def test_a_damaged_state_is_gone_on_from_the_round_before_if_the_node_consents(t
     path = tmp_path / "states" / "client-2" / "round-000002.safetensors"
     path.write_bytes(path.read_bytes()[:100])
     serve(grid)
-    assert "is damaged" in journal(tmp_path)[-2]["refused"]["site 2"]
+    assert "is damaged" in journal(tmp_path)[-2].refused["site 2"]
     path.unlink()
     grid.run_config = config | {"training.rounds": 4}
     serve(grid)
-    assert "older-state=true" in journal(tmp_path)[-2]["refused"]["site 2"]
+    assert "older-state=true" in journal(tmp_path)[-2].refused["site 2"]
     grid.nodes[100 + LIAR]["older-state"] = True
     grid.run_config = config | {"training.rounds": 5}
     serve(grid)
-    assert journal(tmp_path)[-2]["uploads"] == 5
+    assert journal(tmp_path)[-2].uploads == 5
     assert StateFolder(path.parent).rounds() == [1, 5]
     path.parent.joinpath("round-000001.safetensors").unlink()
     path.parent.joinpath("round-000005.safetensors").unlink()
     grid.run_config = config | {"training.rounds": 6}
     serve(grid)
-    assert "is missing, but" in journal(tmp_path)[-2]["refused"]["site 2"], "older is not nothing at all"
+    assert "is missing, but" in journal(tmp_path)[-2].refused["site 2"], "older is not nothing at all"
 
 
 def test_two_servers_do_not_share_a_run_folder(tmp_path):

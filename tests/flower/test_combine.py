@@ -143,9 +143,9 @@ def test_private_federation_reports_what_it_has_spent(tmp_path):
     config = run_config(tmp_path, federation__privacy_noise=4.0, federation__privacy_clip=0.5)
     grid = FakeGrid(config)
     server = serve(grid)
-    journal = runs.read(tmp_path / "run").journal
+    journal = runs.read_run(tmp_path / "run").journal
     most = max(member.taken for member in server.members)
-    assert journal[-1]["epsilon"] == pytest.approx(epsilon(most, 4.0, 1e-5))
+    assert journal[-1].epsilon == pytest.approx(epsilon(most, 4.0, 1e-5))
     assert "differentially private" in write([tmp_path / "run"], tmp_path / "page.html").read_text()
     (tmp_path / "other").mkdir()
     plain = serve(FakeGrid(run_config(tmp_path / "other")))

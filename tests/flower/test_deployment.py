@@ -69,16 +69,16 @@ def test_three_nodes_with_certificates_and_keys_equal_the_engine(tmp_path):
         assert "Failed to activate SuperNode" in deployment.log("stranger")
         assert run.wait(300) == 0, deployment.log("run")
 
-        result = runs.read(tmp_path / "run")
+        result = runs.read_run(tmp_path / "run")
         assert result.summary is not None, deployment.log("run")
         server = load_file(tmp_path / "run" / runs.STATE)["server.0"]
         assert difference(server, federation.servers[0]) < 1e-10
-        assert [record["round"] for record in result.rounds] == [1, 2]
+        assert [record.round for record in result.rounds] == [1, 2]
         for record in result.rounds:
-            assert_same_scores(record, scores[record["round"]])
-        assert result.info["clients"] == ["site 0", "site 1", "site 2"]
+            assert_same_scores(record, scores[record.round])
+        assert result.info.clients == ["site 0", "site 1", "site 2"]
         journal = [json.loads(line) for line in (tmp_path / "run" / "federation.jsonl").read_text().splitlines()]
         size = federation.servers[0].nbytes
-        assert all(3 * size < line["down"] < 3.1 * size for line in journal)
+        assert all(3 * size < line.down < 3.1 * size for line in journal)
     assert not deployment.living()
     assert not deployment.answers()

@@ -31,10 +31,14 @@ def by_engine(config, shards=None):
 
 def assert_same_scores(logged, expected):
     for which, table in expected.items():
-        assert (table is None) == (logged[which] is None)
+        assert (table is None) == (getattr(logged, which) is None)
         for way, metrics in (table or {}).items():
             for name, values in metrics.items():
-                assert logged[which][way][name] == [pytest.approx(row, rel=1e-9) for row in values], (which, way, name)
+                assert logged.scores(which)[way][name] == [pytest.approx(row, rel=1e-9) for row in values], (
+                    which,
+                    way,
+                    name,
+                )
 
 
 @pytest.mark.parametrize("train", ["all", "chosen"])
@@ -48,11 +52,11 @@ def test_same_numbers_as_the_engine(tmp_path, name, train):
     server = serve(grid)
     engine, scores = by_engine(config)
     assert difference(server.state.servers[0], engine.servers[0]) < ROUNDING
-    run = runs.read(tmp_path / "run")
-    assert [record["round"] for record in run.rounds] == list(scores) == [2, 3]
+    run = runs.read_run(tmp_path / "run")
+    assert [record.round for record in run.rounds] == list(scores) == [2, 3]
     for record in run.rounds:
-        assert_same_scores(record, scores[record["round"]])
-    assert run.summary["rounds"] == 3
+        assert_same_scores(record, scores[record.round])
+    assert run.summary.rounds == 3
     states = client_states(engine)
     for i in range(CLIENTS):
         folder = tmp_path / "states" / f"client-{i}"
@@ -78,8 +82,8 @@ def test_options_of_server_and_prediction_travel_too(tmp_path):
     server = serve(FakeGrid(config))
     engine, scores = by_engine(config)
     assert difference(server.state.servers[0], engine.servers[0]) < ROUNDING
-    for record in runs.read(tmp_path / "run").rounds:
-        assert_same_scores(record, scores[record["round"]])
+    for record in runs.read_run(tmp_path / "run").rounds:
+        assert_same_scores(record, scores[record.round])
 
 
 def test_views_and_rarely_scored_averages_travel_too(tmp_path):
@@ -98,8 +102,8 @@ def test_views_and_rarely_scored_averages_travel_too(tmp_path):
     server = serve(grid)
     engine, scores = by_engine(config, images)
     assert difference(server.state.servers[0], engine.servers[0]) < ROUNDING
-    logged = {record["round"]: record for record in runs.read(tmp_path / "run").rounds}
-    assert ["mc10" in logged[round]["personal"] for round in range(1, 6)] == [False, True, False, True, True]
+    logged = {record.round: record for record in runs.read_run(tmp_path / "run").rounds}
+    assert ["mc10" in logged[round].personal for round in range(1, 6)] == [False, True, False, True, True]
     for round, record in logged.items():
         assert_same_scores(record, scores[round])
     plain = by_engine(

@@ -1,7 +1,5 @@
 """A lost, slow or lying node does not stop the round, and is named."""
 
-import json
-
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
@@ -90,7 +88,7 @@ BAD = {
 
 
 def journal(folder):
-    return [json.loads(line) for line in (folder / "run" / runs.JOURNAL).read_text().splitlines()]
+    return runs.read_run(folder / "run").journal
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -107,10 +105,10 @@ def test_a_bad_upload_is_refused_by_name_and_the_round_completes(tmp_path, name)
     grid.meddle = meddle
     server = serve(grid)
     first = journal(tmp_path)[0]
-    assert first["taken"]
-    assert first["uploads"] == 4
-    assert list(first["refused"]) == ["site 2"]
-    assert reason in first["refused"]["site 2"]
+    assert first.taken
+    assert first.uploads == 4
+    assert list(first.refused) == ["site 2"]
+    assert reason in first.refused["site 2"]
 
     # The others are averaged as if the liar were not there.
     settings = from_run_config(config)
@@ -133,7 +131,7 @@ def test_too_few_replies_are_asked_for_again_and_then_the_run_stops_whole(tmp_pa
     grid.meddle = lambda client, message, reply: None if message.metadata.group_id == "2" and client > 1 else reply
     with pytest.raises(UserError, match=r"round 2 had too few usable uploads 2 times"):
         serve(grid)
-    assert [(line["round"], line["attempt"], line["taken"]) for line in journal(tmp_path)] == [
+    assert [(line.round, line.attempt, line.taken) for line in journal(tmp_path)] == [
         (1, 1, True), (2, 1, False), (2, 2, False),
     ]  # fmt: skip
     grid.meddle = lambda client, message, reply: reply
@@ -158,10 +156,10 @@ def test_a_node_that_is_away_is_done_without_and_comes_back(tmp_path):
 
     grid.meddle = meddle
     serve(grid)
-    assert [line["uploads"] for line in journal(tmp_path)] == [5, 4, 5, 0]
-    rounds = runs.read(tmp_path / "run").rounds
-    assert [record["absent"] for record in rounds] == [[2], [], []]
-    assert rounds[0]["personal"]["mean"]["accuracy"][0][2] is None
+    assert [line.uploads for line in journal(tmp_path)] == [5, 4, 5, 0]
+    rounds = runs.read_run(tmp_path / "run").rounds
+    assert [record.absent for record in rounds] == [[2], [], []]
+    assert rounds[0].personal["mean"]["accuracy"][0][2] is None
     page = write([tmp_path / "run"], tmp_path / "page.html").read_text()
     assert "NaN" not in page
     assert "nan %" not in page
@@ -202,9 +200,9 @@ def test_a_client_leaves_for_good(tmp_path):
     assert not list(folder.glob("*.safetensors"))
     grid = FakeGrid(config | {"training.rounds": 4})
     serve(grid)
-    assert [line["uploads"] for line in journal(tmp_path)] == [5, 5, 0, 4, 4, 0]
+    assert [line.uploads for line in journal(tmp_path)] == [5, 5, 0, 4, 4, 0]
     assert grid.asked.count((1, "train")) == 0
-    assert runs.read(tmp_path / "run").info["federation"]["left"] == ["site 1"]
+    assert runs.read_run(tmp_path / "run").info.federation.left == ["site 1"]
     assert "site 1 left for good" in write([tmp_path / "run"], tmp_path / "page.html").read_text()
     # And it stays away, whatever becomes of its folder.
     (folder / "left.json").unlink()
@@ -225,8 +223,8 @@ def test_a_client_that_leaves_during_a_run_is_named(tmp_path):
 
     grid.meddle = meddle
     serve(grid)
-    assert journal(tmp_path)[1]["refused"] == {"site 1": "has left for good"}
-    assert [line["uploads"] for line in journal(tmp_path)] == [5, 4, 4, 0]
+    assert journal(tmp_path)[1].refused == {"site 1": "has left for good"}
+    assert [line.uploads for line in journal(tmp_path)] == [5, 4, 4, 0]
 
 
 def test_arrays_travel_in_fewer_bits(tmp_path):

@@ -22,7 +22,7 @@ LONG = CONFIG | {"federation__wait": 120.0}
 def taken(folder: Path) -> int:
     """The last finished round."""
     path = folder / "run" / runs.JOURNAL
-    return max([line["round"] for line in runs.read(folder / "run").journal if line["taken"]] if path.exists() else [0])
+    return max([line.round for line in runs.read_run(folder / "run").journal if line.taken] if path.exists() else [0])
 
 
 def command_of(pid: int) -> str:
@@ -61,22 +61,22 @@ def test_the_server_app_and_the_superlink_are_killed(tmp_path):
         deployment.until(lambda: taken(tmp_path) >= 1, 240, "round 1")
         kill([pid for pid in deployment.living() if "flwr-serverapp" in command_of(pid)])
         run.wait(120)
-        assert runs.read(tmp_path / "run").summary is None
+        assert runs.read_run(tmp_path / "run").summary is None
 
         run = deployment.run(**settings)
         deployment.until(lambda: taken(tmp_path) >= 2, 240, "round 2")
         kill(with_children(deployment, deployment.links[-1].pid))
         run.wait(120)
-        assert runs.read(tmp_path / "run").summary is None
+        assert runs.read_run(tmp_path / "run").summary is None
 
         deployment.superlink()
         deployment.keep_nodes()
         run = deployment.run(**settings)
         assert run.wait(400) == 0, deployment.log("run")
     federation, _ = by_engine(tmp_path, {name: v for name, v in settings.items() if "federation__" not in name})
-    assert runs.read(tmp_path / "run").summary["rounds"] == 4
+    assert runs.read_run(tmp_path / "run").summary.rounds == 4
     assert difference(load_file(tmp_path / "run" / runs.STATE)["server.0"], federation.servers[0]) < 1e-10
-    assert [record["round"] for record in runs.read(tmp_path / "run").rounds] == [1, 2, 3, 4]
+    assert [record.round for record in runs.read_run(tmp_path / "run").rounds] == [1, 2, 3, 4]
 
 
 def test_a_node_is_killed(tmp_path):
@@ -93,11 +93,11 @@ def test_a_node_is_killed(tmp_path):
             deployment.keep_nodes()
             time.sleep(5)
         assert run.returncode == 0, deployment.log("run")
-    result = runs.read(tmp_path / "run")
-    assert result.summary["rounds"] == 7
-    refused = [line["round"] for line in result.journal if "site 2" in line["refused"]]
+    result = runs.read_run(tmp_path / "run")
+    assert result.summary.rounds == 7
+    refused = [line.round for line in result.journal if "site 2" in line.refused]
     assert refused, "the node was missed"
-    uploads = [line["uploads"] for line in result.journal if line["attempt"]]
+    uploads = [line.uploads for line in result.journal if line.attempt]
     assert 2 in uploads
     assert uploads[-1] == 3, "the node has come back"
     # The cursor counts the examples that a client has trained on: every round it took part in is in its state.

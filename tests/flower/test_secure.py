@@ -28,8 +28,8 @@ def test_same_mean_as_without_it(tmp_path, method):
     (tmp_path / "plain").mkdir()
     plain = serve(FakeGrid(run_config(tmp_path / "plain", method)))
     assert 0 < difference(masked.state.servers[0], plain.state.servers[0]) < PRECISION
-    one, other = (runs.read(tmp_path / name).rounds for name in ("run", "plain/run"))
-    assert [record["absent"] for record in one] == [record["absent"] for record in other]
+    one, other = (runs.read_run(tmp_path / name).rounds for name in ("run", "plain/run"))
+    assert [record.absent for record in one] == [record.absent for record in other]
 
 
 def drops_out(tmp_path, stage):
@@ -47,7 +47,7 @@ def drops_out(tmp_path, stage):
         return reply
 
     grid.meddle = meddle
-    return serve(grid), runs.read(tmp_path / "run").journal
+    return serve(grid), runs.read_run(tmp_path / "run").journal
 
 
 def plain_state(tmp_path, nodes):
@@ -61,15 +61,15 @@ def plain_state(tmp_path, nodes):
 
 def test_a_node_that_drops_out_is_named_and_the_others_are_averaged(tmp_path):
     server, journal = drops_out(tmp_path, stage=3)
-    assert journal[0]["uploads"] == 4
-    assert "dropped out of secure aggregation" in journal[0]["refused"]["site 4"]
+    assert journal[0].uploads == 4
+    assert "dropped out of secure aggregation" in journal[0].refused["site 4"]
     assert difference(server.state.servers[0], plain_state(tmp_path, range(4))) < PRECISION
 
 
 def test_a_node_that_drops_out_before_its_keys_are_shared_costs_an_attempt(tmp_path):
     server, journal = drops_out(tmp_path, stage=2)  # Flower's nodes cannot unmask without them
-    assert [line["taken"] for line in journal[:2]] == [False, True]
-    assert journal[1]["uploads"] == 5
+    assert [line.taken for line in journal[:2]] == [False, True]
+    assert journal[1].uploads == 5
     assert difference(server.state.servers[0], plain_state(tmp_path, range(5))) < PRECISION
 
 
@@ -80,8 +80,8 @@ def test_a_node_that_cannot_answer_says_why(tmp_path):
     (tmp_path / "states" / "client-4").mkdir(parents=True)
     (tmp_path / "states" / "client-4" / "round-000009.safetensors").write_bytes(b"")
     server = serve(grid)
-    journal = runs.read(tmp_path / "run").journal
-    assert "is damaged" in journal[0]["refused"]["site 4"]
+    journal = runs.read_run(tmp_path / "run").journal
+    assert "is damaged" in journal[0].refused["site 4"]
     assert difference(server.state.servers[0], plain_state(tmp_path, range(4))) < PRECISION
 
 

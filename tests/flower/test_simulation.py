@@ -41,10 +41,10 @@ def test_a_simulation_of_four_nodes_equals_the_engine_for_all_methods(tmp_path, 
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     for method in CARRIED:
-        run = runs.read(tmp_path / "out" / method / "run")
+        run = runs.read_run(tmp_path / "out" / method / "run")
         engine, scores = by_engine(config_of(tmp_path / "out", method), four_of_five())
         server = fill(engine.servers[0], runs.read_checkpoint(run.folder).tensors, "server.0")
         assert difference(server, engine.servers[0]) < 1e-10, method
-        assert [record["round"] for record in run.rounds] == list(scores)
+        assert [record.round for record in run.rounds] == list(scores)
         for record in run.rounds:
-            assert_same_scores(record, scores[record["round"]])
+            assert_same_scores(record, scores[record.round])

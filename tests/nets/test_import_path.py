@@ -11,8 +11,8 @@ from pfedbayes.data import Shards, load_shards
 from pfedbayes.errors import UserError
 from pfedbayes.nets.import_path import build_module
 from pfedbayes.runs.config import to_toml
-from pfedbayes.runs.execution import execute
-from pfedbayes.runs.experiment import build_model, fit_net, from_sections, load
+from pfedbayes.runs.execute import execute
+from pfedbayes.runs.experiment import build_model, fit_net, from_sections, read_experiment
 
 SOURCE = """
 import torch
@@ -55,7 +55,7 @@ def here(tmp_path, monkeypatch):
 
 
 def test_it_is_trained_and_comes_back(here):
-    experiment = load(None, [*BLOBS, "net.name=my_nets:MyNet", "net.width=7", "net.deep=true"])
+    experiment = read_experiment(None, [*BLOBS, "net.name=my_nets:MyNet", "net.width=7", "net.deep=true"])
     list(execute(experiment, here / "run", [1]))
     back = pfedbayes.load(here / "run")
     assert [tuple(shape) for shape in back.model.net.shapes][::2] == [(7, 4), (7, 7), (10, 7)]
@@ -94,16 +94,16 @@ def test_code_that_fails_and_hidden_state_are_named(here):
     (here / "broken.py").write_text("1 / 0")
     with pytest.raises(UserError, match="ZeroDivisionError"):
         build_module("broken:Net", (5,), 2, {})
-    experiment = load(None, [*BLOBS, "net.name=my_nets:normed"])
+    experiment = read_experiment(None, [*BLOBS, "net.name=my_nets:normed"])
     with pytest.raises(UserError, match="GroupNorm instead of BatchNorm"):
         build_model(experiment.net, load_shards(experiment.data), experiment.method)
 
 
 def test_an_unknown_net_names_those_there_are():
     with pytest.raises(UserError, match=r"choose one of mlp, vgg, cnn, or a module like my_module:MyNet"):
-        load(None, ["net.name=resnet"])
+        read_experiment(None, ["net.name=resnet"])
     with pytest.raises(UserError, match=r"unknown key net\.width"):
-        load(None, ["net.width=3"])
+        read_experiment(None, ["net.width=3"])
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_an_unknown_net_names_those_there_are():
 def test_a_net_is_chosen_by_the_shape_and_number_of_examples(shape, count, name, hidden, params):
     dtype = torch.uint8 if len(shape) == 3 else torch.float32
     shards = Shards.from_arrays([(torch.zeros(count, *shape, dtype=dtype), torch.arange(count) % 2)])
-    experiment = load(None, ["data.path=x.csv"])
+    experiment = read_experiment(None, ["data.path=x.csv"])
     net = fit_net(experiment.net, shards, experiment.method)
     assert (net.name, net.hidden) == (name, hidden)
     model = build_model(experiment.net, shards, experiment.method)
@@ -131,6 +131,6 @@ def test_a_net_is_chosen_by_the_shape_and_number_of_examples(shape, count, name,
 
 def test_the_cnn_needs_images():
     shards = Shards.from_arrays([(torch.zeros(5, 3), torch.arange(5) % 2)])
-    experiment = load(None, ["data.path=x.csv", "net.name=cnn"])
+    experiment = read_experiment(None, ["data.path=x.csv", "net.name=cnn"])
     with pytest.raises(UserError, match="the CNN takes images"):
         build_model(experiment.net, shards, experiment.method)

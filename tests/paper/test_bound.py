@@ -61,18 +61,18 @@ class TestCase:
         assert case.notes == ()
 
     def test_a_run_folder_gives_the_same(self, tmp_path):
-        from pfedbayes.runs import execution
-        from pfedbayes.runs.experiment import load
+        from pfedbayes.runs.execute import execute
+        from pfedbayes.runs.experiment import read_experiment
 
         path = experiment_file(tmp_path, REGRESSION + "[training]\nrounds = 1\nlocal_steps = 1\n")
-        for _ in execution.execute(load(path), tmp_path / "run", [1]):
+        for _ in execute(read_experiment(path), tmp_path / "run", [1]):
             pass
         assert theorem.case_of(tmp_path / "run") == theorem.case_of(path)
 
     def test_a_federation_kept_from_python_does_not_know_its_data(self, tmp_path):
         from federations import trained
         from pfedbayes.methods import PFedBayes
-        from pfedbayes.runs.execution import save
+        from pfedbayes.runs.saving import save
 
         save(trained(PFedBayes()), tmp_path / "kept")
         with pytest.raises(UserError, match="no data and no net"):

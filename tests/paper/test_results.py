@@ -14,9 +14,9 @@ from pfedbayes.errors import UserError
 from pfedbayes.methods import METHODS
 from pfedbayes.paper import figure3, findings, results, tables
 from pfedbayes.paper.figure3 import measure
-from pfedbayes.runs import execution
-from pfedbayes.runs.experiment import load
-from pfedbayes.sweep.cells import load as load_cells
+from pfedbayes.runs.execute import execute
+from pfedbayes.runs.experiment import read_experiment
+from pfedbayes.sweep.cells import read_cells
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "results"
@@ -29,7 +29,7 @@ def paper_rows(table):
 def scored(value, evaluations=101):
     """The scores of one estimator around an accuracy."""
     return {
-        "best_700_800": value + 1, "last": value + 0.5, "mean_700_800": value, "nll": 0.25, "ece": 0.125,
+        "window_best": value + 1, "last": value + 0.5, "window_mean": value, "nll": 0.25, "ece": 0.125,
         "evaluations": evaluations,
     }  # fmt: skip
 
@@ -132,7 +132,7 @@ class TestStudies:
 
     def test_every_study_is_a_sweep_of_the_repository_with_results(self):
         for name in tables.STUDIES:
-            known = {cell.name for cell in load_cells(ROOT / "experiments" / f"{name}.toml")}
+            known = {cell.name for cell in read_cells(ROOT / "experiments" / f"{name}.toml")}
             assert {record["cell"] for record in json.loads((FOLDER / f"{name}.json").read_text())} <= known
 
 
@@ -187,14 +187,14 @@ class TestThePaper:
     def test_the_sweep_of_a_table_has_a_run_for_each_of_its_rows(self, table, count):
         rows = paper_rows(table)
         assert len(rows) == count
-        cells = load_cells(ROOT / "experiments" / f"{table}.toml")
+        cells = read_cells(ROOT / "experiments" / f"{table}.toml")
         wanted = {(row["method"], json.dumps(row["varied"])) for row in rows}
         assert {(cell.facts["method"], json.dumps(cell.varied)) for cell in cells} == wanted
         for cell in cells:
             assert (cell.experiment.data.name, cell.experiment.data.size) == ("mnist", "medium")
 
     def test_the_sweep_of_table_1_has_all_cells_most_telling_first(self):
-        cells = load_cells(ROOT / "experiments" / "table1.toml")
+        cells = read_cells(ROOT / "experiments" / "table1.toml")
         two_block = [cell for cell in cells if cell.facts["split"] == "two-block"]
         assert {tuple(cell.facts[key] for key in ("method", "dataset", "size")) for cell in two_block} == set(
             itertools.product(tables.METHODS_OF_THE_PAPER, tables.DATASETS, tables.SIZES)
@@ -294,7 +294,7 @@ class TestTables:
 
     def test_a_method_without_a_score_is_not_the_first_of_the_tuned(self, folder):
         lost = record("fedavg", {"shared": {"mean": 80.0}}, preset="tuned")
-        lost["shared"]["mean"] |= dict.fromkeys(("best_700_800", "mean_700_800", "last"))
+        lost["shared"]["mean"] |= dict.fromkeys(("window_best", "window_mean", "last"))
         records = [
             lost,
             record("pfedbayes", {"shared": {"mc10": 90.0}}, preset="tuned"),
@@ -498,7 +498,7 @@ class TestTables:
             ({key: value for key, value in whole.items() if key != "shared"}, "record 2 has no 'shared'"),
             (whole | {"method": "fedavgg"}, "record 2 is of an unknown method 'fedavgg'"),
             (whole | {"seed": "1"}, "'seed' of record 2 is not understood"),
-            (whole | {"shared": {"mean": {}}}, "shared mean of record 2 has no 'best_700_800'"),
+            (whole | {"shared": {"mean": {}}}, "shared mean of record 2 has no 'window_best'"),
             ({key: value for key, value in whole.items() if key != "settings"}, "record 2 has no 'settings'"),
         ):
             (folder / "table1.json").write_text(json.dumps([whole, wrong]))
@@ -600,7 +600,7 @@ class TestFigure3:
     TINY = ("data.name=blobs", "data.clients=3", "data.examples=60", "net.hidden=[8]", "training.local_steps=2")
 
     def test_personal_models_become_surer(self):
-        found = measure(load(None, [*self.TINY, "training.local_steps=20", "training.batch_size=20"]), "cpu")
+        found = measure(read_experiment(None, [*self.TINY, "training.local_steps=20", "training.batch_size=20"]), "cpu")
         assert (found["rounds"], len(found["clients"])) == ([0, 1, 10], 3)
         for client in found["clients"]:
             first, _, last = client["answers"]
@@ -614,7 +614,7 @@ class TestFigure3:
 
     def test_a_method_without_draws_is_refused(self):
         with pytest.raises(UserError, match="pfedbayes"):
-            measure(load(None, ["method.name=fedavg"]))
+            measure(read_experiment(None, ["method.name=fedavg"]))
 
 
 def test_scores_average_over_rounds_that_were_scored_and_weigh_by_images(tmp_path):
@@ -629,16 +629,16 @@ def test_scores_average_over_rounds_that_were_scored_and_weigh_by_images(tmp_pat
         "training.evaluate_window=[5,8]",
         "training.batch_size=10",
     ]
-    setup = load(None, [*TestFigure3.TINY, *settings, "evaluation.average_every=4"])
-    assert [step.round for step in execution.execute(setup, tmp_path / "run", [1, 2], "cpu")] == list(range(1, 9))
-    run = runs.read(tmp_path / "run")
-    assert {r["round"]: "mc10" in r["personal"] for r in run.rounds} == {4: True, 5: False, 6: False, 7: False, 8: True}
+    setup = read_experiment(None, [*TestFigure3.TINY, *settings, "evaluation.average_every=4"])
+    assert [step.round for step in execute(setup, tmp_path / "run", [1, 2], "cpu")] == list(range(1, 9))
+    run = runs.read_run(tmp_path / "run")
+    assert {r.round: "mc10" in r.personal for r in run.rounds} == {4: True, 5: False, 6: False, 7: False, 8: True}
     names = {"preset": "paper", "variant": "default", "cell": "x", "varied": {}}
     first, second = scores.records(names, {"seeds": [1, 2]}, run)
     assert (first["seed"], second["seed"]) == (1, 2)
     mean = [tables.by_seed(run, [r], "personal", "mean", "accuracy")[0, 1] for r in run.rounds[1:]]
-    assert second["personal"]["mean"]["best_700_800"] == pytest.approx(max(mean), abs=1e-4)
-    assert second["personal"]["mean"]["mean_700_800"] == pytest.approx(sum(mean) / 4, abs=1e-4)
+    assert second["personal"]["mean"]["window_best"] == pytest.approx(max(mean), abs=1e-4)
+    assert second["personal"]["mean"]["window_mean"] == pytest.approx(sum(mean) / 4, abs=1e-4)
     assert second["personal"]["mean"]["last"] == pytest.approx(mean[-1], abs=1e-4)
     assert (second["personal"]["mean"]["evaluations"], second["personal"]["mc10"]["evaluations"]) == (4, 1)
     assert [number for number, _ in first["curve"]["shared"]] == [4, 8]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pfedbayes.runs import CONFIG, RoundRecord, Run, RunInfo, Summary, Writer
 from pfedbayes.runs.config import to_toml
-from pfedbayes.runs.folder import CONFIG, INFO, LOG, SUMMARY, Run
+from pfedbayes.runs.typed_json import from_json
 
 
 def _scores(rng: np.random.Generator, task: str, seeds: int, clients: int, quality: float) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def make_run(tmp_path: Path) -> Callable[..., Run]:
             for i in range(rounds)
         ]
         config = {
-            "data": {"name": "mnist" if classification else "sine", "labels": "two-block"},
+            "data": {"name": "mnist" if classification else "regression", "labels": "two-block"},
             "net": {"name": "mlp", "hidden": [100]},
             "method": {"name": method, "zeta": 1e-05} if stochastic else {"name": method},
             "training": {"rounds": 10 * max(rounds, 1), "batch_size": 50},
@@ -138,6 +138,7 @@ def make_run(tmp_path: Path) -> Callable[..., Run]:
                 "python": "3.11",
             },
             "plan": {"over": "vmap", "threads": 2},
+            "digest": "of the config",
             "seeds": list(range(1, seeds + 1)),
             "clients": names,
             "train_sizes": [50 + 10 * i for i in range(len(names))],
@@ -169,7 +170,13 @@ def make_run(tmp_path: Path) -> Callable[..., Run]:
                 "rarest_label": [10] * len(names) if classification else None,
             },
         }
-        return Run(tmp_path / name, config, info, log, summary if finished else None)
+        return Run(
+            tmp_path / name,
+            config,
+            from_json(RunInfo, info),
+            [from_json(RoundRecord, record) for record in log],
+            from_json(Summary, summary) if finished else None,
+        )
 
     return make
 
@@ -180,8 +187,8 @@ def score_run(make_run: Callable[..., Run]) -> Callable[..., Run]:
 
     def score(personal: dict[str, Any] | None, shared: dict[str, Any] | None = None, **options: Any) -> Run:
         run = make_run(**options)
-        rounds = [{"round": 5, "seconds": 1.0, "personal": personal, "shared": shared}]
-        info = run.info | {"clients": ["a", "b"], "train_sizes": [4, 4], "test_sizes": [1, 3], "labels": None}
+        rounds = [RoundRecord(5, 1.0, personal, shared)]
+        info = dataclasses.replace(run.info, clients=["a", "b"], train_sizes=[4, 4], test_sizes=[1, 3], labels=None)
         return dataclasses.replace(run, rounds=rounds, info=info)
 
     return score
@@ -192,12 +199,14 @@ def save_run() -> Callable[[Run], Path]:
     """Write a Run into its folder, as a training run would have."""
 
     def save(run: Run) -> Path:
-        run.folder.mkdir(parents=True)
-        (run.folder / CONFIG).write_text(to_toml(run.config))
-        (run.folder / INFO).write_text(json.dumps(run.info))
-        (run.folder / LOG).write_text("".join(json.dumps(record) + "\n" for record in run.rounds))
+        writer = Writer(run.folder)
+        writer.write(CONFIG, to_toml(run.sections))
+        writer.write_info(run.info)
+        for record in run.rounds:
+            writer.append(record)
         if run.summary is not None:
-            (run.folder / SUMMARY).write_text(json.dumps(run.summary))
+            writer.write_summary(run.summary)
+        writer.close()
         return run.folder
 
     return save

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from pfedbayes import report
-from pfedbayes.runs.execution import execute
-from pfedbayes.runs.experiment import load
+from pfedbayes.runs.execute import execute
+from pfedbayes.runs.experiment import read_experiment
 from test_site import build
 
 pytestmark = pytest.mark.slow
@@ -125,7 +125,7 @@ def reports(tmp_path_factory):
     images = ["data.train_per_label=20", "data.test_per_label=20"]
     runs = {"images": images, "regression": ["data.name=regression", "data.clients=4", "data.examples=200"]}
     for name, settings in runs.items():
-        list(execute(load(None, [*small, *settings]), folder / name, [1, 2]))
+        list(execute(read_experiment(None, [*small, *settings]), folder / name, [1, 2]))
     written = {name: report.write([folder / name], folder / f"{name}.html") for name in runs}
     return written | {"both": report.write([folder / name for name in runs], folder / "both.html")}
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pfedbayes.report import charts
+from pfedbayes.report import charts, draw
 
 NASTY = '<b>&"x'
 SERIES = {"personal": 0, "shared": 1}
@@ -40,13 +40,13 @@ def bars(clients: int, value: float = 90.0) -> list[charts.Group]:
     ],
 )
 def test_ticks_are_round_numbers_that_enclose_the_data(low: float, high: float, ticks: list[float]) -> None:
-    assert charts.nice_ticks(low, high) == pytest.approx(ticks)
+    assert draw.nice_ticks(low, high) == pytest.approx(ticks)
 
 
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
 def test_ticks_of_any_range(low: float, width: float) -> None:
     high = low + width
-    ticks = charts.nice_ticks(low, high)
+    ticks = draw.nice_ticks(low, high)
     slack = 1e-6 * max(abs(low), abs(high), width)
     assert ticks[0] <= low + slack
     assert ticks[-1] >= high - slack

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from pfedbayes.errors import UserError
-from pfedbayes.report import render, words, write
+from pfedbayes.report import describe, render, write
 from pfedbayes.runs.folder import Run
+from pfedbayes.runs.schema import Answer, Example
 
 MakeRun = Callable[..., Run]
 VOID = {"meta", "img", "br"}
@@ -63,16 +64,16 @@ def test_one_run(make_run: MakeRun) -> None:
     assert "pFedBayes on mnist" in page.text
     for heading in (
         "Result",
-        "Over the rounds",
-        "Client by client",
-        "Does it know",
+        "Scores by round",
+        "Scores by client",
+        "Calibration",
         "Single predictions",
-        "How it was",
+        "Settings and environment",
     ):
         assert f"<h2>{heading}" in html
-    assert "Predicting by: 10 samples averaged" in page.text
-    assert {"10 samples averaged", "one sample", "mean network"} <= set(page.cells)
-    for group in ("Right and sure", "Right but unsure", "Wrong"):
+    assert "Prediction: average of 10 samples" in page.text
+    assert {"average of 10 samples", "one sample", "mean network"} <= set(page.cells)
+    for group in ("Correct and confident", "Correct but uncertain", "Wrong"):
         assert group in page.text
     assert "abc1234" in page.text
     assert "zeta = 1e-05" in page.text
@@ -114,55 +115,61 @@ def test_missing_numbers_do_not_hurt(score_run: MakeRun) -> None:
     assert "(a)" in page.text  # the client without a number is the worst
 
 
+def with_examples(run: Run, examples: list[Example]) -> Run:
+    assert run.summary is not None
+    return dataclasses.replace(run, summary=dataclasses.replace(run.summary, examples=examples))
+
+
 def test_missing_numbers_in_the_examples_do_not_hurt(make_run: MakeRun) -> None:
     run = make_run()
     assert run.summary is not None
-    run.summary["examples"][0]["personal"] |= {
-        "probabilities": [None] * 10,
-        "spread": [None] * 10,
-        "entropy": None,
-        "mutual_information": None,
-    }
-    run.summary["examples"][1]["image"] = None
-    run.summary["examples"][2]["image"]["shape"] = [2, 14, 28]
-    assert len(Page(render([run])).loads) == len(run.summary["examples"]) - 2
+    first, second, third, *others = run.summary.examples
+    assert third.image is not None
+    examples = [
+        dataclasses.replace(first, personal=Answer([None] * 10, [None] * 10, None, None)),
+        dataclasses.replace(second, image=None),
+        dataclasses.replace(third, image=dataclasses.replace(third.image, shape=[2, 14, 28])),
+        *others,
+    ]
+    page = Page(render([with_examples(run, examples)]))
+    assert len(page.loads) == len(examples) - 2
 
 
 def test_a_deterministic_run_without_personal_models(make_run: MakeRun) -> None:
     html = render([make_run(method="fedavg")])
     page = Page(html)
     assert "FedAvg on mnist" in page.text
-    assert "nothing to sample" in page.text
+    assert "one network, without sampling" in page.text
     assert "Personal models" not in page.cells
-    assert "All ways to predict" not in page.text
+    assert "All estimators" not in page.text
     assert 'class="c0 bar0"' not in html  # the shared model keeps its own colour
 
 
 def test_a_regression_run(make_run: MakeRun) -> None:
     page = Page(render([make_run(task="regression")]))
     assert {f"RMSE{NO_BREAK}↓", f"NLL{NO_BREAK}↓", f"Coverage, %{NO_BREAK}→{NO_BREAK}90"} <= set(page.cells)
-    assert "Does it know" not in page.text
+    assert "Calibration" not in page.text
     assert "Single predictions" not in page.text
 
 
 def test_an_unfinished_run_says_how_to_go_on(make_run: MakeRun) -> None:
     run = make_run(finished=False, rounds=3)
     page = Page(render([dataclasses.replace(run, folder=Path("runs/my run"))]))
-    assert "unfinished: these are the numbers of round 30 of 30" in page.text
+    assert "unfinished: the report shows round 30 of 30" in page.text
     assert "pfedbayes run --resume --out 'runs/my run'" in page.text
-    assert "Over the rounds" in page.text
+    assert "Scores by round" in page.text
 
 
 def test_a_run_without_an_evaluated_round_is_a_message(make_run: MakeRun) -> None:
     page = Page(render([make_run(finished=False, rounds=0)]))
     assert "No round of this run has been evaluated yet" in page.text
     assert "--resume" in page.text
-    assert "Over the rounds" not in page.text
+    assert "Scores by round" not in page.text
 
 
 def test_a_run_without_test_data_is_a_message(make_run: MakeRun) -> None:
     run = make_run(clients=2)
-    page = Page(render([dataclasses.replace(run, info=run.info | {"test_sizes": [0, 0]})]))
+    page = Page(render([dataclasses.replace(run, info=dataclasses.replace(run.info, test_sizes=[0, 0]))]))
     assert "No client of this run has test data" in page.text
     assert "--resume" not in page.text
 
@@ -184,7 +191,7 @@ def test_comparison_of_three_runs(make_run: MakeRun) -> None:
 def test_runs_on_different_data_are_not_ranked(make_run: MakeRun) -> None:
     runs = [make_run("a"), make_run("b", task="regression"), make_run("c", finished=False, rounds=0)]
     page = Page(render(runs))
-    assert "none is called the best" in page.text
+    assert "so they are not ranked" in page.text
     assert not any("★" in cell for cell in page.cells)
     assert "pFedBayes (c): No round of this run" in page.text
 
@@ -199,8 +206,8 @@ def test_runs_with_the_same_folder_name_are_told_apart(make_run: MakeRun) -> Non
 def test_a_hundred_clients_become_dots_and_a_sorted_table(make_run: MakeRun) -> None:
     html = render([make_run(clients=100)])
     page = Page(html)
-    assert "100 clients, in the order of “personal models”" in page.text
-    assert "worst personal first" in page.text
+    assert "100 clients, sorted by “personal models”" in page.text
+    assert "worst personal model first" in page.text
     assert sum(bool(re.fullmatch(r"client-\d+", cell)) for cell in page.cells) == 100
 
 
@@ -209,9 +216,10 @@ def test_thousands_of_clients_are_thinned_out_and_the_page_says_so(make_run: Mak
     html = render([run])
     page = Page(html)
     assert "Shown: 500 of 3,000 clients" in page.text
-    assert "worst personal first, 200 of 3,000 clients" in page.text
+    assert "worst personal model first, 200 of 3,000 clients" in page.text
     assert sum(bool(re.fullmatch(r"client-\d+", cell)) for cell in page.cells) == 200
-    values = dict(zip(run.info["clients"], run.rounds[-1]["personal"]["mc10"]["accuracy"][0], strict=True))
+    (accuracies,) = run.rounds[-1].scores("personal")["mc10"]["accuracy"]
+    values = dict(zip(run.info.clients, (each for each in accuracies if each is not None), strict=True))
     for end in (max(values.values()), min(values.values())):
         assert any(f"<title>{name}, personal models" in html for name, value in values.items() if value == end)
     assert len(html) < 500_000
@@ -219,7 +227,7 @@ def test_thousands_of_clients_are_thinned_out_and_the_page_says_so(make_run: Mak
 
 def test_the_facts_tell_scored_clients_from_all(make_run: MakeRun) -> None:
     run = make_run(clients=30)
-    many = dataclasses.replace(run, info={**run.info, "num_clients": 10_000})
+    many = dataclasses.replace(run, info=dataclasses.replace(run.info, num_clients=10_000))
     for shown, count in ((run, "30"), (many, "10,000")):
         html = render([shown])
         assert f"<dt>clients</dt><dd>{count}</dd>" in html
@@ -227,12 +235,8 @@ def test_the_facts_tell_scored_clients_from_all(make_run: MakeRun) -> None:
 
 
 def test_many_classes_show_the_truth_and_the_likely_ones(make_run: MakeRun) -> None:
-    run = make_run()
-    assert run.summary is not None
-    spread = [0.0] * 100
-    probabilities = [0.01] * 100
-    answer = {"probabilities": probabilities, "spread": spread, "entropy": 4.6, "mutual_information": 0.0}
-    run.summary["examples"] = [{"client": "a", "label": 70, "image": None, "personal": answer, "shared": None}]
+    answer = Answer(probabilities=[0.01] * 100, spread=[0.0] * 100, entropy=4.6, mutual_information=0.0)
+    run = with_examples(make_run(), [Example("a", 70, None, answer, None)])
     assert "✓ 70" in Page(render([run])).text
 
 
@@ -241,16 +245,17 @@ def test_many_classes_show_the_truth_and_the_likely_ones(make_run: MakeRun) -> N
     [(0.01, "very well"), (0.04, "well"), (0.08, "somewhat mis"), (0.3, "badly mis"), (math.nan, "of unknown ")],
 )
 def test_calibration_in_words(ece: float, judgement: str) -> None:
-    assert words.calibration(ece).startswith(judgement)
+    assert describe.judge_calibration(ece).startswith(judgement)
 
 
-def test_the_lead_says_what_personal_models_gain_or_cost(score_run: MakeRun) -> None:
+def test_the_lead_compares_personal_and_shared_models(score_run: MakeRun) -> None:
     def lead(personal: float, shared: float) -> str:
         scores = ({"mc10": {"accuracy": [[value, value]]}} for value in (personal, shared))
-        return words.lead(score_run(*scores))[0]
+        return describe.lead(score_run(*scores))[0]
 
-    assert lead(90, 80).endswith("gains 10.00 points.")
-    assert lead(80, 90).endswith("costs 10.00 points.")
+    assert lead(90, 80).endswith("the personal models are 10.00 points better.")
+    assert lead(80, 90).endswith("the personal models are 10.00 points worse.")
+    assert lead(90, 90.001).endswith("both are equally good.")
     assert lead(math.nan, 90).endswith("for the shared model.")
 
 

@@ -13,6 +13,7 @@ import pytest
 from pfedbayes.report import tables
 from pfedbayes.report.tables import Estimate
 from pfedbayes.runs.folder import Run
+from pfedbayes.runs.schema import Reliability, RoundRecord, Summary
 
 MakeRun = Callable[..., Run]
 
@@ -43,28 +44,28 @@ def test_weighted_accuracy_is_the_pooled_accuracy() -> None:
 def test_one_seed_has_no_deviation(score_run: MakeRun) -> None:
     (row,) = tables.headline(score_run(None, {"mc10": {"accuracy": [[50.0, 90.0]]}}))
     assert row.mean["accuracy"] == Estimate(80.0, None)
-    assert tables.text("accuracy", row.mean["accuracy"]) == "80.00"
+    assert tables.format_estimate("accuracy", row.mean["accuracy"]) == "80.00"
 
 
 def test_a_failed_client_shows_in_the_mean_and_as_the_worst(score_run: MakeRun) -> None:
     (row,) = tables.headline(score_run({"mc10": {"nll": [[None, 2.0]]}}, None))
     assert math.isnan(row.mean["nll"].value)
     assert math.isnan(row.worst["nll"].value)
-    assert tables.text("nll", row.mean["nll"]) == "n/a"
+    assert tables.format_estimate("nll", row.mean["nll"]) == "n/a"
 
 
 def test_a_client_without_test_examples_does_not_count(score_run: MakeRun) -> None:
     run = score_run({"mc10": {"accuracy": [[None, 90.0]]}}, None)
-    run = dataclasses.replace(run, info=run.info | {"test_sizes": [0, 3]})
+    run = dataclasses.replace(run, info=dataclasses.replace(run.info, test_sizes=[0, 3]))
     (row,) = tables.headline(run)
     assert row.mean["accuracy"].value == row.worst["accuracy"].value == 90
-    nobody = dataclasses.replace(run, info=run.info | {"test_sizes": [0, 0]})
+    nobody = dataclasses.replace(run, info=dataclasses.replace(run.info, test_sizes=[0, 0]))
     assert tables.headline(nobody) == []
 
 
 def test_infinite_scores_are_reduced_without_a_warning(score_run: MakeRun) -> None:
     (row,) = tables.headline(score_run({"mc10": {"nll": [[math.inf, 1.0], [1.0, 2.0]]}}, None))
-    assert tables.text("nll", row.mean["nll"]) == "n/a"
+    assert tables.format_estimate("nll", row.mean["nll"]) == "n/a"
 
 
 def test_the_headline_estimator_is_the_summary_s_choice_or_the_averaged_samples(score_run: MakeRun) -> None:
@@ -72,14 +73,14 @@ def test_the_headline_estimator_is_the_summary_s_choice_or_the_averaged_samples(
     run = score_run({"one": scores, "mc25": scores, "mean": scores}, None)
     unfinished = dataclasses.replace(run, summary=None)
     assert tables.estimators(unfinished, "personal") == ["mc25", "one", "mean"]
-    chosen = dataclasses.replace(run, summary={"estimator": "mean"})
+    chosen = dataclasses.replace(run, summary=Summary(rounds=5, seconds=1.0, estimator="mean"))
     assert tables.estimators(chosen, "personal") == ["mean", "mc25", "one"]
     assert [row.estimator for row in tables.every_estimator(chosen)] == ["mean", "mc25", "one"]
 
 
 def test_curves_skip_rounds_without_evaluation(score_run: MakeRun) -> None:
     run = score_run({"mc10": {"accuracy": [[50.0, 90.0]]}}, None)
-    idle = {"round": 4, "seconds": 0.5, "personal": None, "shared": None}
+    idle = RoundRecord(4, 0.5)
     run = dataclasses.replace(run, rounds=[idle, *run.rounds])
     assert tables.curve(run, "personal", "mc10", "accuracy") == [(5, Estimate(80.0, None))]
 
@@ -96,21 +97,21 @@ def test_leaders_are_finished_runs_on_the_same_data(score_run: MakeRun) -> None:
     runs = [scored("a", 50.0), scored("b", 60.0), scored("c", 70.0, finished=False)]
     assert tables.leaders(runs, "personal") == {"accuracy": 1, "nll": 1}  # coverage has a level to meet
     assert tables.leaders(runs, "shared") == {}
-    other_data = dataclasses.replace(runs[0], config=runs[0].config | {"data": {"name": "cifar10"}})
+    other_data = dataclasses.replace(runs[0], sections=runs[0].sections | {"data": {"name": "cifar10"}})
     assert tables.leaders([other_data, *runs[1:]], "personal") == {}
 
 
 def test_calibration_of_a_diagram_by_hand() -> None:
     # Half of the predictions are 0.2 too sure, the other half 0.1 not sure enough; one bin is empty.
-    bins = {"confidence": [0.5, None, 0.9], "accuracy": [0.3, None, 1.0], "count": [10, 0, 10]}
+    bins = Reliability(confidence=[0.5, None, 0.9], accuracy=[0.3, None, 1.0], count=[10, 0, 10])
     assert tables.pooled_ece(bins) == pytest.approx(0.15)
     assert tables.overconfidence(bins) == pytest.approx(0.05)
-    assert tables.pooled_ece({"confidence": [None], "accuracy": [None], "count": [0]}) == 0
+    assert tables.pooled_ece(Reliability([None], [None], [0])) == 0
 
 
 @pytest.mark.parametrize(
     ("name", "title"),
-    [("mc10", "10 samples averaged"), ("one", "one sample"), ("mean", "mean network"), ("new", "new")],
+    [("mc10", "average of 10 samples"), ("one", "one sample"), ("mean", "mean network"), ("new", "new")],
 )
 def test_estimators_have_titles(name: str, title: str) -> None:
     assert tables.estimator_title(name) == title
@@ -118,4 +119,4 @@ def test_estimators_have_titles(name: str, title: str) -> None:
 
 def test_an_unknown_metric_is_printed_under_its_own_name() -> None:
     assert tables.metric("regret").label == "regret"
-    assert tables.text("regret", Estimate(0.12345, 0.01)) == "0.123 ± 0.010"
+    assert tables.format_estimate("regret", Estimate(0.12345, 0.01)) == "0.123 ± 0.010"

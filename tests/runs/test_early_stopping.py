@@ -13,8 +13,8 @@ from pfedbayes.errors import UserError
 from pfedbayes.methods import METHODS, FedAvg
 from pfedbayes.report import render, tables
 from pfedbayes.runs.early_stopping import EarlyStopping, validation_loss
-from pfedbayes.runs.execution import execute
-from pfedbayes.runs.experiment import Evaluation, load
+from pfedbayes.runs.execute import execute
+from pfedbayes.runs.experiment import Evaluation, read_experiment
 
 # Labels that are noise: the loss on validation data soon becomes worse.
 NOISY = [
@@ -27,30 +27,30 @@ OTHER_METHOD = [text for text in NOISY if not text.startswith("method.")]
 
 
 def finish(folder, overrides=(), seeds=(1,), **options):
-    return list(execute(load(None, [*NOISY, *overrides]), folder, list(seeds), "cpu", **options))
+    return list(execute(read_experiment(None, [*NOISY, *overrides]), folder, list(seeds), "cpu", **options))
 
 
 def losses(run):
-    return {record["round"]: record["validation_nll"] for record in run.rounds}
+    return {record.round: record.validation_nll for record in run.rounds}
 
 
 @pytest.mark.parametrize("seeds", [(1,), (1, 2, 3)])
 def test_the_best_round_is_kept_and_training_stops(tmp_path, seeds):
     steps = finish(tmp_path / "run", seeds=seeds)
-    run = runs.read(tmp_path / "run")
+    run = runs.read_run(tmp_path / "run")
     by_round = losses(run)
     best = min(by_round, key=by_round.get)
     stopped = steps[-1].round
-    assert stopped == run.summary["rounds"] == best + 6 < 60
-    assert run.summary["kept_round"] == best
+    assert stopped == run.summary.rounds == best + 6 < 60
+    assert run.summary.kept_round == best
     kept = pfedbayes.load(tmp_path / "run")
     assert kept.round == best
-    (record,) = [record for record in run.rounds if record["round"] == best]
-    assert kept.evaluate()["shared"] == record["shared"]
+    (record,) = [record for record in run.rounds if record.round == best]
+    assert kept.evaluate()["shared"] == record.shared
     assert validation_loss(kept, Evaluation()) == by_round[best]
     assert tables.final(run) == record
     page = render([run])
-    assert f"The models of round {best} are kept" in page
+    assert f"Early stopping kept the models of round {best} of" in page
     assert f"After {best} rounds" in page
 
 
@@ -71,8 +71,8 @@ def test_seeds_together_are_judged_by_their_mean(tmp_path):
     apart = []
     for seed in (1, 2):
         finish(tmp_path / str(seed), ["training.patience=1000", "training.rounds=8"], seeds=(seed,))
-        apart.append(losses(runs.read(tmp_path / str(seed))))
-    for round, loss in losses(runs.read(tmp_path / "both")).items():
+        apart.append(losses(runs.read_run(tmp_path / str(seed))))
+    for round, loss in losses(runs.read_run(tmp_path / "both")).items():
         assert loss == pytest.approx((apart[0][round] + apart[1][round]) / 2, rel=1e-4)
 
 
@@ -82,14 +82,14 @@ def same_files(one, other):
     for tensors, others in ((a.tensors, b.tensors), (a.best.tensors, b.best.tensors)):
         assert tensors.keys() == others.keys()
         assert all(tensors[name].equal(others[name]) for name in tensors)
-    left, right = losses(runs.read(one)), losses(runs.read(other))
-    return left == right and runs.read(one).summary["kept_round"] == runs.read(other).summary["kept_round"]
+    left, right = losses(runs.read_run(one)), losses(runs.read_run(other))
+    return left == right and runs.read_run(one).summary.kept_round == runs.read_run(other).summary.kept_round
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pfedbayes"])
 @pytest.mark.parametrize("after", [3, 8])
 def test_a_resumed_run_ends_in_the_same_bits(tmp_path, after, method):
-    experiment = load(None, [*OTHER_METHOD, "training.rounds=14", f"method.name={method}"])
+    experiment = read_experiment(None, [*OTHER_METHOD, "training.rounds=14", f"method.name={method}"])
     list(execute(experiment, tmp_path / "whole", [1], "cpu"))
     for step in (interrupted := execute(experiment, tmp_path / "cut", [1], "cpu")):
         if step.round == after:
@@ -100,7 +100,7 @@ def test_a_resumed_run_ends_in_the_same_bits(tmp_path, after, method):
 
 
 def test_a_resumed_run_lets_go_of_a_best_round_when_a_better_one_comes(tmp_path):
-    experiment = load(None, [*OTHER_METHOD, "training.rounds=14", "method.name=fedavg"])
+    experiment = read_experiment(None, [*OTHER_METHOD, "training.rounds=14", "method.name=fedavg"])
     for step in (interrupted := execute(experiment, tmp_path / "run", [1], "cpu")):
         if step.round == 3:
             interrupted.close()
@@ -114,18 +114,18 @@ def test_a_resumed_run_lets_go_of_a_best_round_when_a_better_one_comes(tmp_path)
 
 def test_a_run_that_has_stopped_does_not_go_on(tmp_path):
     finish(tmp_path / "run")
-    before = runs.read(tmp_path / "run")
+    before = runs.read_run(tmp_path / "run")
     assert finish(tmp_path / "run", ["training.rounds=100"], resume=True) == []
-    after = runs.read(tmp_path / "run")
+    after = runs.read_run(tmp_path / "run")
     assert after.rounds == before.rounds
-    assert after.summary["kept_round"] == before.summary["kept_round"]
-    assert after.summary["rounds"] == before.summary["rounds"]
+    assert after.summary.kept_round == before.summary.kept_round
+    assert after.summary.rounds == before.summary.rounds
 
 
 def test_clients_that_rest_in_a_file_come_back_as_they_were(tmp_path):
     few = ["method.name=pfedme", "training.participants=2", "training.train=chosen", "training.rounds=12"]
     for resting in ("device", "file"):
-        experiment = load(None, [*OTHER_METHOD, *few, f"execution.resting={resting}"])
+        experiment = read_experiment(None, [*OTHER_METHOD, *few, f"execution.resting={resting}"])
         list(execute(experiment, tmp_path / resting, [1], "cpu"))
     one, other = pfedbayes.load(tmp_path / "device"), pfedbayes.load(tmp_path / "file")
     assert one.round == other.round
@@ -136,9 +136,11 @@ def test_clients_that_rest_in_a_file_come_back_as_they_were(tmp_path):
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_can_stop_early(tmp_path, name):
     short = ["training.rounds=4", "training.local_steps=2", "training.patience=2", "net.hidden=[6]"]
-    list(execute(load(None, [*OTHER_METHOD, *short, f"method.name={name}"]), tmp_path / "run", [1, 2], "cpu"))
-    run = runs.read(tmp_path / "run")
-    assert pfedbayes.load(tmp_path / "run").round == run.summary["kept_round"]
+    list(
+        execute(read_experiment(None, [*OTHER_METHOD, *short, f"method.name={name}"]), tmp_path / "run", [1, 2], "cpu")
+    )
+    run = runs.read_run(tmp_path / "run")
+    assert pfedbayes.load(tmp_path / "run").round == run.summary.kept_round
     assert all(math.isfinite(loss) for loss in losses(run).values())
 
 
@@ -158,10 +160,10 @@ def test_a_loss_that_is_no_number_is_never_the_best(monkeypatch):
 
 def test_what_it_needs_is_said():
     with pytest.raises(UserError, match=r"data\.validation is 0"):
-        load(None, ["training.patience=5"])
+        read_experiment(None, ["training.patience=5"])
     with pytest.raises(UserError, match="average_every"):
-        load(None, ["training.patience=5", "data.validation=0.2", "evaluation.average_every=2"])
+        read_experiment(None, ["training.patience=5", "data.validation=0.2", "evaluation.average_every=2"])
     with pytest.raises(UserError, match="patience must be at least 1"):
-        load(None, ["training.patience=0", "data.validation=0.2"])
+        read_experiment(None, ["training.patience=0", "data.validation=0.2"])
     with pytest.raises(UserError, match="no client has validation data"):
         validation_loss(federation(FedAvg()), Evaluation())

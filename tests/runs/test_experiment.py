@@ -7,14 +7,14 @@ import pytest
 from pfedbayes.errors import UserError
 from pfedbayes.methods import METHODS, FedAvg, PFedBayes
 from pfedbayes.runs.config import to_toml
-from pfedbayes.runs.experiment import from_sections, load
+from pfedbayes.runs.experiment import from_sections, read_experiment
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 PAPER = sorted(EXPERIMENTS.glob("*_*.toml"))
 
 
 def test_the_main_job():
-    main = load()
+    main = read_experiment()
     assert main.method == PFedBayes(zeta=1.0)
     assert (main.data.name, main.data.size, main.training.rounds, main.training.evaluate_every) == (
         "mnist", "small", 200, 10,
@@ -23,7 +23,7 @@ def test_the_main_job():
 
 @pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
 def test_the_papers_settings(path):
-    setup = load(path)
+    setup = read_experiment(path)
     name, size = path.stem.split("_")
     assert (setup.data.name, setup.data.size) == (name, size)
     assert setup.method == PFedBayes(zeta=10.0, rho0=-2.5, eta_personal=0.001, eta_global=0.001)
@@ -38,19 +38,19 @@ def test_there_is_a_file_for_every_set_and_size():
 
 
 def test_another_method_drops_the_settings_of_the_files_method():
-    setup = load(EXPERIMENTS / "mnist_medium.toml", ["method.name=fedavg", "method.eta=0.1"])
+    setup = read_experiment(EXPERIMENTS / "mnist_medium.toml", ["method.name=fedavg", "method.eta=0.1"])
     assert setup.method == FedAvg(eta=0.1)
     assert (setup.training.train, setup.net.init) == ("chosen", "torch")
-    assert load(None, ["method.name=pfedbayes"]).method == PFedBayes(zeta=1.0)
+    assert read_experiment(None, ["method.name=pfedbayes"]).method == PFedBayes(zeta=1.0)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_runs_with_its_defaults(name):
-    assert type(load(None, [f"method.name={name}"]).method) is METHODS[name]
+    assert type(read_experiment(None, [f"method.name={name}"]).method) is METHODS[name]
 
 
 def test_a_resolved_config_reads_back():
-    setup = load(EXPERIMENTS / "cifar10_small.toml")
+    setup = read_experiment(EXPERIMENTS / "cifar10_small.toml")
     sections = {
         section: {key: value for key, value in values.items() if value is not None}
         for section, values in setup.sections().items()
@@ -59,30 +59,39 @@ def test_a_resolved_config_reads_back():
 
 
 def test_a_config_differs_by_what_it_computes_and_says_how():
-    experiment = load(None, ["training.participants=3", "method.zeta=2.0"])
+    experiment = read_experiment(None, ["training.participants=3", "method.zeta=2.0"])
     config = tomllib.loads(to_toml(experiment.sections()))
     assert experiment.difference(config) is None
-    assert load(None, ["training.participants=3", "method.zeta=2", "training.rounds=7"]).difference(config) is None
-    assert load(None, ["training.participants=3"]).difference(config) == "method.zeta was 2.0 and is 1.0"
-    assert load(None, ["method.zeta=2.0"]).difference(config) == "training.participants was 3 and is null"
-    assert load(None, ["method.name=fedavg", "net.init=normal"]).difference(config).startswith("method.name was")
+    assert (
+        read_experiment(None, ["training.participants=3", "method.zeta=2", "training.rounds=7"]).difference(config)
+        is None
+    )
+    assert read_experiment(None, ["training.participants=3"]).difference(config) == "method.zeta was 2.0 and is 1.0"
+    assert read_experiment(None, ["method.zeta=2.0"]).difference(config) == "training.participants was 3 and is null"
+    assert (
+        read_experiment(None, ["method.name=fedavg", "net.init=normal"])
+        .difference(config)
+        .startswith("method.name was")
+    )
 
 
 def test_what_an_earlier_version_did_not_know_counts_as_its_default():
-    config = tomllib.loads(to_toml(load().sections()))
+    config = tomllib.loads(to_toml(read_experiment().sections()))
     del config["training"]["shift"], config["net"]["activation"]
-    assert load().difference(config) is None
-    assert load(None, ["training.shift=2"]).difference(config) == "training.shift was 0 and is 2"
-    assert load(None, ["net.activation=tanh"]).difference(config) == 'net.activation was "relu" and is "tanh"'
+    assert read_experiment().difference(config) is None
+    assert read_experiment(None, ["training.shift=2"]).difference(config) == "training.shift was 0 and is 2"
+    assert (
+        read_experiment(None, ["net.activation=tanh"]).difference(config) == 'net.activation was "relu" and is "tanh"'
+    )
     config["method"]["forgotten"] = 3
-    assert load().difference(config) == "method.forgotten was 3 and is null"
+    assert read_experiment().difference(config) == "method.forgotten was 3 and is null"
 
 
 def test_the_digest_tells_experiments_apart_but_not_how_they_are_run():
-    digest = load().digest([1])
-    assert load(None, ["execution.over=loop", "training.rounds=7"]).digest([1]) == digest
-    assert load(None, ["method.zeta=2"]).digest([1]) != digest
-    assert load().digest([1, 2]) != digest
+    digest = read_experiment().digest([1])
+    assert read_experiment(None, ["execution.over=loop", "training.rounds=7"]).digest([1]) == digest
+    assert read_experiment(None, ["method.zeta=2"]).digest([1]) != digest
+    assert read_experiment().digest([1, 2]) != digest
 
 
 @pytest.mark.parametrize(
@@ -108,20 +117,20 @@ def test_the_digest_tells_experiments_apart_but_not_how_they_are_run():
 )
 def test_bad_settings_are_named(override, words):
     with pytest.raises(UserError) as caught:
-        load(None, [override])
+        read_experiment(None, [override])
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_the_average_of_draws_can_be_asked_for_rarely():
-    rare = load(None, ["evaluation.average_every=4", "evaluation.label_prior=true"]).evaluation
+    rare = read_experiment(None, ["evaluation.average_every=4", "evaluation.label_prior=true"]).evaluation
     asked = {round: rare.after(round, 10)["estimators"] for round in (1, 4, 8, 9, 10)}
     assert asked == {1: ("one", "mean"), 4: None, 8: None, 9: ("one", "mean"), 10: None}
     assert rare.after(1, 10)["label_prior"]
-    always = load().evaluation
+    always = read_experiment().evaluation
     assert {json.dumps(always.after(round, 10)) for round in range(1, 11)} == {json.dumps(always.after(1, 10))}
     with pytest.raises(UserError, match="nothing to score"):
-        load(None, ["evaluation.average_every=4", "evaluation.estimators=['mc10']"])
+        read_experiment(None, ["evaluation.average_every=4", "evaluation.estimators=['mc10']"])
 
 
 def test_bad_sections_are_named():
@@ -132,5 +141,5 @@ def test_bad_sections_are_named():
 
 
 def test_a_method_that_needs_everybody_gets_everybody():
-    assert load(EXPERIMENTS / "cifar10_small.toml", ["method.name=bnfed"]).training.participants is None
-    assert load(EXPERIMENTS / "cifar10_small.toml", ["method.name=bnfed"]).net.name == "mlp"
+    assert read_experiment(EXPERIMENTS / "cifar10_small.toml", ["method.name=bnfed"]).training.participants is None
+    assert read_experiment(EXPERIMENTS / "cifar10_small.toml", ["method.name=bnfed"]).net.name == "mlp"

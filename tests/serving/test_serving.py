@@ -18,8 +18,8 @@ from pfedbayes.data.own.new_rows import read_chunks
 from pfedbayes.errors import UserError
 from pfedbayes.maths.metrics import confidence, log_average
 from pfedbayes.methods import METHODS
-from pfedbayes.runs.execution import execute
-from pfedbayes.runs.experiment import load
+from pfedbayes.runs.execute import execute
+from pfedbayes.runs.experiment import read_experiment
 from pfedbayes.serving.client import Wish
 from pfedbayes.serving.export import export
 from pfedbayes.trust import abstention, conformal
@@ -43,7 +43,7 @@ def clinics(size=450, sites=("north", "south", "east"), seed=0):
 def train(folder, target, ignore, **others):
     data = [f"data.path={folder / 'clinics.csv'}", f"data.target={target}", "data.client_column=hospital"]
     changes = [f"{key.replace('__', '.')}={value}" for key, value in others.items()]
-    experiment = load(None, [*data, f"data.ignore={ignore}", *SHORT, *changes])
+    experiment = read_experiment(None, [*data, f"data.ignore={ignore}", *SHORT, *changes])
     for _ in execute(experiment, folder / target, [1]):
         pass
 
@@ -276,7 +276,9 @@ def test_what_is_wrong_with_a_newcomer_is_one_clear_line(home, command, argument
 def test_a_run_has_to_be_finished(tmp_path):
     clinics(60).to_csv(tmp_path / "clinics.csv", index=False)
     settings = [f"data.path={tmp_path / 'clinics.csv'}", "data.target=outcome", "data.client_column=hospital"]
-    rounds = execute(load(None, [*settings, "data.ignore=['patient']", "training.rounds=3"]), tmp_path / "a", [1])
+    rounds = execute(
+        read_experiment(None, [*settings, "data.ignore=['patient']", "training.rounds=3"]), tmp_path / "a", [1]
+    )
     next(rounds)
     rounds.close()
     with pytest.raises(UserError, match="is not finished: go on with pfedbayes run --resume"):
@@ -302,7 +304,7 @@ def test_every_method_predicts_what_its_federation_does(tmp_path, name):
         "data.labels=iid",
     ]
     settings = ["training.rounds=2", "training.local_steps=3", "training.evaluate_every=2", "training.batch_size=8"]
-    experiment = load(None, [f"method.name={name}", *changes, *settings])
+    experiment = read_experiment(None, [f"method.name={name}", *changes, *settings])
     for _ in execute(experiment, tmp_path / "run", [1, 2]):
         pass
     federation = package.load(tmp_path / "run")
@@ -346,7 +348,7 @@ def test_promises_of_the_command_hold_on_fresh_rows(tmp_path):
 
 def test_images_are_predicted_without_their_data_set(tmp_path):
     settings = ["data.clients=2", "data.train_per_label=4", "data.test_per_label=2", "data.validation=0.25"]
-    experiment = load(None, [*settings, "training.rounds=2", "training.local_steps=2", "net.hidden=[8]"])
+    experiment = read_experiment(None, [*settings, "training.rounds=2", "training.local_steps=2", "net.hidden=[8]"])
     for _ in execute(experiment, tmp_path / "run", [1]):
         pass
     images = np.random.default_rng(0).integers(0, 256, (5, 28, 28), dtype=np.uint8)
@@ -367,7 +369,7 @@ def test_images_of_ones_own_are_predicted_personalised_and_exported(tmp_path):
             for k in range(12):
                 Image.fromarray(rng.integers(low, low + 128, (16, 16), dtype=np.uint8)).save(folder / f"{k}.png")
     settings = ["training.rounds=4", "training.local_steps=4", "training.evaluate_every=2"]
-    for _ in execute(load(None, [f"data.path={tmp_path / 'tree'}", *settings]), tmp_path / "run", [1]):
+    for _ in execute(read_experiment(None, [f"data.path={tmp_path / 'tree'}", *settings]), tmp_path / "run", [1]):
         pass
     joined = package.join(tmp_path / "run", tmp_path / "late", steps=2, certify=False)
     assert "no certificate: none was asked for" in joined.words()[-1]

@@ -4,7 +4,7 @@ import pytest
 
 from pfedbayes.errors import UserError
 from pfedbayes.runs.config import read_toml
-from pfedbayes.sweep.cells import load
+from pfedbayes.sweep.cells import read_cells
 from pfedbayes.sweep.choosing import choose
 from pfedbayes.sweep.results import read_results
 
@@ -31,7 +31,7 @@ def records(cell, **accuracies):
     """Made-up results: accuracies by model."""
     estimator = "mc10" if cell.facts["method"] == "pfedbayes" else "mean"
     models = {
-        model: {estimator: {"mean_700_800": accuracies[model]}} if model in accuracies else None
+        model: {estimator: {"window_mean": accuracies[model]}} if model in accuracies else None
         for model in ("personal", "shared")
     }
     common = {"cell": cell.name, "seed": 1}
@@ -41,7 +41,7 @@ def records(cell, **accuracies):
 @pytest.fixture
 def cells(sweep):
     sweep.write(TUNING)
-    return load(sweep.file)
+    return read_cells(sweep.file)
 
 
 def named(cells, *words):
@@ -81,7 +81,7 @@ method = "fedavg"
 vary = [{ method.eta = 0.3 }]
 """
     sweep.write(TUNING + one_size)
-    cells, results = load(sweep.file), {}
+    cells, results = read_cells(sweep.file), {}
     for size, eta, accuracy in (("small", "eta=0.1", 70.0), ("medium", "eta=0.1", 80.0), ("medium", "eta=0.3", 79.0)):
         cell = named(cells, f"_{size}_", "fedavg", eta)
         results[cell.name] = records(cell, shared=accuracy)
@@ -110,7 +110,7 @@ def test_nothing_is_chosen_on_test_data_or_from_nothing(cells, sweep):
         choose(cells, {}, sweep.folder / "tuned.toml")
     sweep.write(sweep.text)
     with pytest.raises(UserError, match="scored on test data"):
-        choose(load(sweep.file), {}, sweep.folder / "tuned.toml")
+        choose(read_cells(sweep.file), {}, sweep.folder / "tuned.toml")
 
 
 def test_a_choice_is_not_written_over_a_folder(cells, sweep):
@@ -133,7 +133,7 @@ def test_a_tuning_sweep_is_run_and_chosen_from_and_the_choice_is_run(sweep):
 
 
 def test_the_tuning_sweep_of_the_repository_is_on_validation_data_with_one_net_for_all(pytestconfig):
-    cells = load(pytestconfig.rootpath / "experiments" / "tuning.toml")
+    cells = read_cells(pytestconfig.rootpath / "experiments" / "tuning.toml")
     assert {cell.facts["method"] for cell in cells} == {"pfedbayes", "fedavg", "pfedme", "fedrep"}
     for cell in cells:
         assert cell.experiment.evaluation.split == "validation"
@@ -145,7 +145,10 @@ def test_the_tuning_sweep_of_the_repository_is_on_validation_data_with_one_net_f
 
 def test_the_preset_of_the_repository_is_what_its_results_choose(pytestconfig, tmp_path):
     root = pytestconfig.rootpath
-    cells, results = load(root / "experiments" / "tuning.toml"), read_results(root / "docs" / "results" / "tuning.json")
+    cells, results = (
+        read_cells(root / "experiments" / "tuning.toml"),
+        read_results(root / "docs" / "results" / "tuning.json"),
+    )
     assert results.keys() <= {cell.name for cell in cells}  # what was tried is what was to be tried
     choose(cells, results, tmp_path / "tuned.toml")
     assert (tmp_path / "tuned.toml").read_text() == (root / "experiments" / "tuned.toml").read_text()

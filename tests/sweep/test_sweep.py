@@ -7,9 +7,9 @@ import pytest
 
 from pfedbayes import runs
 from pfedbayes.errors import UserError
-from pfedbayes.runs import execution
+from pfedbayes.runs.execute import Progress
 from pfedbayes.sweep import running
-from pfedbayes.sweep.cells import load, parse_part, select
+from pfedbayes.sweep.cells import parse_part, read_cells, select
 
 NAMES = [
     "paper_blobs_small_two-block_pfedbayes",
@@ -34,7 +34,7 @@ def after(rounds):
 
 class TestCells:
     def test_rows_multiply_out_in_order(self, sweep):
-        cells = load(sweep.file)
+        cells = read_cells(sweep.file)
         assert [cell.name for cell in cells] == NAMES
         assert cells[3].experiment.data.labels == "sliding"
         assert cells[5].varied == {"method.eta": 0.2}
@@ -44,18 +44,18 @@ class TestCells:
     def test_the_window_is_the_last_eighth(self, sweep):
         for rounds, window in ((800, (700, 800)), (3, (3, 3)), (1, (1, 1)), (200, (175, 200))):
             sweep.write(f'set.training.rounds = {rounds}\n[[rows]]\nmethod = "fedavg"\n')
-            assert load(sweep.file)[0].experiment.training.evaluate_window == window
+            assert read_cells(sweep.file)[0].experiment.training.evaluate_window == window
         sweep.write('set.training.evaluate_window = [2, 3]\n[[rows]]\nmethod = "fedavg"\n')
-        assert load(sweep.file)[0].experiment.training.evaluate_window == (2, 3)
+        assert read_cells(sweep.file)[0].experiment.training.evaluate_window == (2, 3)
 
     def test_words_choose_whole_parts_first_and_pieces_else(self, sweep):
-        cells = load(sweep.file)
+        cells = read_cells(sweep.file)
         assert [c.name for c in select(cells, ["fedavg sliding"])] == [NAMES[3]]
         assert [c.name for c in select(cells, ["eta=0.1", "pfedbayes two-block"])] == [NAMES[0], NAMES[4]]
         assert NAMES[0] not in [c.name for c in select(cells, ["fedavg"])]
 
     def test_parts_deal_out_all_cells(self, sweep):
-        cells = load(sweep.file)
+        cells = read_cells(sweep.file)
         parts = [select(cells, (), parse_part(text)) for text in ("1/4", "2/4", "3/4", "4/4")]
         assert sorted(cell.name for part in parts for cell in part) == sorted(NAMES)
 
@@ -63,7 +63,7 @@ class TestCells:
         (sweep.folder / "tuned.toml").write_text("[blobs.fedavg.method]\neta = 0.3\n[blobs.fedavg.net]\nhidden = [5]\n")
         top = 'base = "tiny.toml"\npreset = "tuned"\npreset_file = "tuned.toml"\n'
         sweep.write(top + '[[rows]]\ndataset = "blobs"\nmethod = "fedavg"\n')
-        (cell,) = load(sweep.file)
+        (cell,) = read_cells(sweep.file)
         assert (cell.experiment.method.eta, cell.experiment.net.hidden) == (0.3, (5,))
         assert cell.name.startswith("tuned_")
 
@@ -77,10 +77,10 @@ class TestCells:
         assert len(found["done"]) == 1
 
     def test_settings_are_what_differs_from_the_defaults(self, sweep):
-        settings = load(sweep.file)[4].settings
+        settings = read_cells(sweep.file)[4].settings
         assert (settings["method.name"], settings["method.eta"], settings["seeds"]) == ("fedavg", 0.1, [1, 2])
         assert "training.seed" not in settings
-        cell = load(sweep.file)[0]
+        cell = read_cells(sweep.file)[0]
         slower = dataclasses.replace(cell.experiment.execution, over="loop")
         assert dataclasses.replace(cell, experiment=dataclasses.replace(cell.experiment, execution=slower)) != cell
         assert cell.settings == json.loads(json.dumps(cell.settings))
@@ -109,7 +109,7 @@ class TestCells:
     def test_what_is_wrong_in_the_file_is_named(self, sweep, text, words):
         sweep.write(text)
         with pytest.raises(UserError, match="(?s)" + words.replace("(", r"\(")):
-            load(sweep.file)
+            read_cells(sweep.file)
 
 
 class TestRunning:
@@ -121,7 +121,7 @@ class TestRunning:
         )
         vary = f"[{{ {same}method.zeta = 0.1 }}, {{ {same}method.zeta = 0.2 }}]"
         sweep.write(f'base = "tiny.toml"\n[[rows]]\nmethod = "pfedbayes"\nvary = {vary}\n')
-        assert min(len(cell.name) for cell in load(sweep.file)) > 255
+        assert min(len(cell.name) for cell in read_cells(sweep.file)) > 255
         assert not sweep(stopped=after(3))["done"]
         (begun,) = (sweep.out / "runs").iterdir()
         assert runs.read_checkpoint(begun).round > 0
@@ -145,7 +145,7 @@ class TestRunning:
         assert "cell 6 of 6" in sweep.said
         records = results(sweep.folder / "all.json")
         assert {(r["cell"], r["seed"]) for r in records} == {(name, seed) for name in NAMES for seed in (1, 2)}
-        monkeypatch.setattr(execution, "execute", None)
+        monkeypatch.setattr(running, "execute", None)
         assert sweep(results=sweep.folder / "all.json")["done"] == NAMES
         assert results(sweep.folder / "all.json") == records
 
@@ -187,7 +187,7 @@ class TestRunning:
     def test_cells_known_from_a_file_are_not_run(self, sweep, monkeypatch):
         known = sweep.folder / "known.json"
         sweep(results=known)
-        monkeypatch.setattr(execution, "execute", None)
+        monkeypatch.setattr(running, "execute", None)
         assert sweep(out=sweep.folder / "new", imports=(known,))["done"] == NAMES
 
     def test_results_of_other_settings_are_refused_by_name_and_redone_on_demand(self, sweep):
@@ -201,13 +201,13 @@ class TestRunning:
 
     def test_seeds_that_a_cell_is_given_later_are_run_alone(self, sweep, monkeypatch):
         whole, grown, begun = sweep.folder / "whole.json", sweep.folder / "grown.json", []
-        real = execution.execute
+        real = running.execute
 
         def watched(experiment, folder, seeds, *others):
             begun.append(seeds)
             return real(experiment, folder, seeds, *others)
 
-        monkeypatch.setattr(running.execution, "execute", watched)
+        monkeypatch.setattr(running, "execute", watched)
         sweep(["fedavg"], results=grown)
         sweep.write(sweep.text.replace("seeds = 2", "seeds = 4"))
         names = sweep(["fedavg"], results=grown, stopped=after(3))["missing"]
@@ -264,14 +264,14 @@ class TestRunning:
         assert (one["personal"], one["shared"], one["seed"], other["seed"]) == (None, None, 1, 2)
 
     def test_a_bug_or_a_lack_of_memory_in_one_cell_is_one_line(self, sweep, monkeypatch, capsys):
-        real = execution.execute
+        real = running.execute
 
         def broken(experiment, folder, *others):
             if folder.name == NAMES[0]:
                 raise MemoryError("no room\nsecond line")
             return real(experiment, folder, *others)
 
-        monkeypatch.setattr(running.execution, "execute", broken)
+        monkeypatch.setattr(running, "execute", broken)
         found = sweep()
         assert found["failed"] == {NAMES[0]: "MemoryError: no room"}
         assert (found["done"], found["missing"]) == (NAMES[1:], NAMES[:1])
@@ -283,25 +283,25 @@ class TestRunning:
         before = sorted(sweep.out.rglob("*"))
         sweep(dry_run=True)
         listed = capsys.readouterr().out.splitlines()
-        assert [line.rpartition(": ")[2].split()[0] for line in listed] == ["to", "to", "begun", "done", "to", "to"]
+        assert [line.rpartition(": ")[2].split()[0] for line in listed] == ["to", "to", "started", "done", "to", "to"]
         assert sorted(sweep.out.rglob("*")) == before
 
     def test_a_part_without_cells_says_so(self, sweep):
         for options in ({}, {"dry_run": True}):
             found = sweep(part="7/8", **options)
             assert (found["done"], found["missing"], found["failed"]) == ([], [], {})
-            assert sweep.said.startswith("part 7/8 has no cells: there are more parts than cells\n")
+            assert sweep.said.startswith("part 7/8 is empty: there are more parts than cells\n")
         assert sweep(part="6/8", dry_run=True)["missing"] == NAMES[5:]
         assert sweep.said == ""
 
     def test_time_left_is_that_of_cells_of_its_kind(self, sweep):
-        cells = load(sweep.file)
+        cells = read_cells(sweep.file)
         known = {
             "x": [{"cell": "x", "seed": s, "seconds": 30.0, "method": "fedavg", "dataset": "blobs"} for s in (1, 2)]
         }
         left = running._TimeLeft(cells[0], 1, 3, [cells[1], cells[2]], known)
-        left.after(execution.Progress(1, 5, 1.0, None))
-        status = left.after(execution.Progress(2, 5, 10.0, None))
+        left.after(Progress(1, 5, 1.0, None))
+        status = left.after(Progress(2, 5, 10.0, None))
         assert status.cell_left < 1
         # One FedAvg as known, and one pFedBayes as the present one.
         assert status.sweep_left == pytest.approx(60 + 10, abs=2)
@@ -326,7 +326,7 @@ def test_the_command_line_speaks_json_and_in_exit_codes(sweep):
     ("arguments", "words"),
     [
         ({"part": "0/2"}, "--part"),
-        ({"only": ["nothing"]}, "no cell is called nothing"),
+        ({"only": ["nothing"]}, "no cell matches nothing"),
         ({"only": [""]}, "--only is empty"),
         ({"only": ["fedavg", " "]}, "--only is empty"),
         ({"imports": ["missing.json"]}, "cannot read"),

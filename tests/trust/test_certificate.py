@@ -13,8 +13,8 @@ from pfedbayes.maths.intervals import binomial_upper, pac_bayes_kl, sampled_mean
 from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.methods import FedAvg, PFedBayes
 from pfedbayes.nets import Model, Net, mlp
-from pfedbayes.runs.execution import execute
-from pfedbayes.runs.experiment import load as load_experiment
+from pfedbayes.runs.execute import execute
+from pfedbayes.runs.experiment import read_experiment
 from pfedbayes.trust.certificate import CERTIFICATES, DRAWS_APART, POSTERIORS, _divergence, certify, certify_run
 
 BLOBS = DataConfig(name="blobs", clients=4, examples=200, labels_per_client=3, classes=4, features=3, certify=0.5)
@@ -129,7 +129,7 @@ def test_certificates_of_a_run_are_kept_in_its_folder(tmp_path):
     settings = ["data.name=blobs", "data.clients=3", "data.examples=60", "data.certify=0.5", "net.hidden=[6]",
                 "training.batch_size=8", "training.local_steps=2", "training.rounds=2"]  # fmt: skip
     folder = tmp_path / "run"
-    list(execute(load_experiment(None, settings), folder, [1], device="cpu"))
+    list(execute(read_experiment(None, settings), folder, [1], device="cpu"))
     found = certify_run(folder, "cpu", steps=3)
     kept = json.loads((folder / CERTIFICATES).read_text())
     assert kept == [one.as_json() for one in found]

@@ -10,8 +10,7 @@ from pfedbayes.data import load_shards
 from pfedbayes.evaluation.estimators import EstimatorSpec
 from pfedbayes.maths.intervals import at_most, binomial_lower
 from pfedbayes.maths.metrics import confidence, log_average
-from pfedbayes.runs.experiment import build_federation
-from pfedbayes.runs.experiment import load as load_experiment
+from pfedbayes.runs.experiment import build_federation, read_experiment
 from pfedbayes.trust import abstention, conformal
 from pfedbayes.trust.certificate import Certificate, certify
 
@@ -45,7 +44,7 @@ def outcomes():
         settings = ["data.size=medium", "data.validation=0.3", "data.certify=0.5", f"data.seed={seed}",
                     f"training.seed={seed}", "training.rounds=6", "method.rho0=-3.5", "method.eta_personal=0.003",
                     "method.eta_global=0.003"]  # fmt: skip
-        experiment = load_experiment(None, settings)
+        experiment = read_experiment(None, settings)
         federation = build_federation(experiment, load_shards(experiment.data), [seed], device="cpu")
         for _ in federation.rounds():
             pass

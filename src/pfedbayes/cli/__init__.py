@@ -1,6 +1,6 @@
 """The command line: parses, calls, prints.
 
-Heavy imports (torch) stand inside the commands, so that --help and errors of usage answer at once.
+Commands import torch lazily, so that --help and usage errors are fast.
 """
 
 from pfedbayes.cli.app import main

@@ -1,4 +1,4 @@
-"""The app: its commands in the order of --help, and the way in."""
+"""The command-line app: its commands in the order of --help, and the entry point."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pfedbayes.cli import assessing, federations, listing, paper, running, servi
 from pfedbayes.cli.common import escape
 from pfedbayes.errors import UserError
 
-# Idle OpenMP threads that spin make rounds take seconds on a busy machine; a moment of it saves waking them up. It has
-# to be said before torch is loaded. The count would undo a policy that somebody has set.
+# On a busy machine, idle OpenMP threads that spin slow rounds down to seconds; a short spin avoids waking them up. Set
+# before torch is imported, and not if the user has set a policy: the spin count would override it.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     os.environ.setdefault("GOMP_SPINCOUNT", "500")
@@ -39,9 +39,9 @@ COMMANDS: list[Callable[..., None]] = [
 
 app = typer.Typer(
     help="Personalised Bayesian federated learning.\n\n"
-    "Clients with small, different, private data sets train a model of their own that borrows strength from the "
-    "others and says how sure it is. Start with [bold]pfedbayes run[/bold]: it trains pFedBayes on a part of MNIST "
-    "that comes with the package, and takes a few minutes.",
+    "Each client trains a personal model on its own small data set, learns from the other clients, and quantifies its "
+    "uncertainty. Start with [bold]pfedbayes run[/bold]: it trains pFedBayes on a part of MNIST that comes with the "
+    "package, in a few minutes.",
     rich_markup_mode="rich",
     no_args_is_help=True,
     add_completion=False,
@@ -53,7 +53,7 @@ app.add_typer(federations.app, name="federation")
 
 
 def main() -> None:
-    """Run the command line; what the user can mend is one line and exit code 2."""
+    """Run the command line; print a UserError as one line and exit with code 2."""
     try:
         app()
     except UserError as error:
@@ -70,7 +70,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Options before any command."""

@@ -1,4 +1,4 @@
-"""How far models can be trusted: certificates, uncertainty, the paper's bound."""
+"""Commands that assess models: certificates, uncertainty, the paper's bound."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from pfedbayes.cli.common import DataDir, Device
 
 
 def certify(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run made with data.certify.")],
-    delta: Annotated[float, typer.Option(help="How often a certificate may fail, at most.")] = 0.05,
-    steps: Annotated[int, typer.Option(min=1, help="Steps on the examples kept back, from the personal model.")] = 100,
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run with data.certify set.")],
+    delta: Annotated[float, typer.Option(help="The probability that a certificate fails, at most.")] = 0.05,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Training steps on the held-out examples, from the personal model.")
+    ] = 100,
     draws: Annotated[
-        int | None, typer.Option(min=1, help="Networks drawn per example. Default: 20, or 1000 for convolutions.")
+        int | None, typer.Option(min=1, help="Weight draws per example. Default: 20, or 1000 for convolutions.")
     ] = None,
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the certificates as JSON.")] = False,
 ) -> None:
-    """Bound the error of every client's own model, by examples that the run kept back.
+    """Certify an upper bound on the error of every personal model.
 
-    A bound needs examples that no model has seen, so the run has to set some apart:
+    A bound needs examples that no model has seen, so the run must hold some out:
 
     pfedbayes run --set data.certify=0.5 --out runs/DIR
 
@@ -58,24 +60,24 @@ def certify(
 def uncertainty(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of finished runs.")],
     samples: Annotated[int, typer.Option(min=1, help="Weight draws averaged in a prediction.")] = 10,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the other data sets lie.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of the out-of-distribution data sets.")] = None,
     device: Device = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures of single clients as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the scores of single clients as JSON.")] = False,
 ) -> None:
-    """Compare how well runs know what they do not know: calibration, and telling strange inputs from their own.
+    """Compare the uncertainty of runs: calibration and detection of out-of-distribution inputs.
 
-    With validation data (--set data.validation=0.2 when running) also at a fitted temperature, with conformal sets and
+    Runs with validation data (--set data.validation=0.2) are also scored with temperature scaling, conformal sets and
     abstention.
     """
     from pfedbayes import runs
-    from pfedbayes.runs import execution
+    from pfedbayes.runs import saving
     from pfedbayes.trust import uncertainty as honesty
 
     results: dict[str, Any] = {}
     for folder in folders:
-        data = runs.read(folder).config["data"]
-        others = honesty.other_set(data["name"], data_dir or data.get("dir"))
-        results[str(folder)] = honesty.assess(execution.load(folder, device=device), samples, others)
+        data = runs.read_run(folder).experiment.data
+        others = honesty.other_set(data.name, data_dir or data.dir)
+        results[str(folder)] = honesty.assess(saving.load(folder, device=device), samples, others)
     if as_json:
         typer.echo(json.dumps(results))
         return

@@ -1,4 +1,4 @@
-"""What several commands share: options, exit codes, stopping when asked to."""
+"""What several commands share: options, exit codes, interruption."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Annotated
 
 import typer
 
-INTERRUPTED = 130  # the exit code of a command that was asked to stop
+INTERRUPTED = 130  # exit code after Ctrl-C or SIGTERM
 
-TrainingDevice = Annotated[str, typer.Option(help="auto, cpu or cuda. auto takes a GPU if there is one.")]
+TrainingDevice = Annotated[str, typer.Option(help="auto, cpu or cuda. auto uses a GPU if there is one.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-DataDir = Annotated[Path | None, typer.Option(help="Where the data sets lie, if not in the usual places.")]
+DataDir = Annotated[Path | None, typer.Option(help="Folder of the data sets, if it is not one of the default folders.")]
 
 
 def escape(text: str) -> str:
-    """The text as rich prints it as it stands, brackets too."""
+    """Return the text with its brackets escaped, so that rich prints it unchanged."""
     return text.replace("[", "\\[")
 
 
 @contextmanager
 def interruptible() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM ask for a stop after the round; a second one stops at once."""
+    """Collect Ctrl-C and SIGTERM, so that the command stops after the round; a second signal stops it at once."""
     received: list[int] = []
 
     def ask(number: int, _: FrameType | None) -> None:

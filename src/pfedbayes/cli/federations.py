@@ -1,4 +1,4 @@
-"""Federations over several machines."""
+"""Commands for federations over several machines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ app = typer.Typer(help="Federations over several machines, on Flower.", no_args_
 
 @app.command()
 def new(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")]) -> None:
-    """Write a Flower app to be filled with your data loader and your network: DIR/federation/task.py."""
+    """Write a Flower app; add your data loader and your network in DIR/federation/task.py."""
     from pfedbayes.flower.apps import write_app
 
     for path in write_app(folder):
@@ -22,13 +22,13 @@ def new(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder
 
 @app.command()
 def keys(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write them.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write to.")],
     hosts: Annotated[
-        list[str], typer.Option("--host", help="Name or address under which nodes reach the server. Repeatable.")
+        list[str], typer.Option("--host", help="Name or address of the server, as nodes reach it. Repeatable.")
     ],
-    nodes: Annotated[int, typer.Option(min=1, help="How many nodes there are.")],
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")],
 ) -> None:
-    """Make a certificate for the server and a key for each node."""
+    """Create a certificate for the server and a key for each node."""
     from pfedbayes.flower.keys import make_keys
 
     for path in make_keys(folder, hosts, nodes):
@@ -39,8 +39,8 @@ def keys(
 def leave(
     state_dir: Annotated[Path, typer.Argument(metavar="STATE_DIR", help="The state-dir of the node.")],
 ) -> None:
-    """Let a client leave for good, on its node: its state is deleted, and the server is told in the next round."""
+    """Remove a client for good: delete its state on this node, and tell the server in the next round."""
     from pfedbayes.flower.state import StateFolder
 
     StateFolder(state_dir).leave()
-    typer.echo(f"{state_dir}: the state is deleted; keep the SuperNode running until the server has named the client")
+    typer.echo(f"{state_dir}: the state is deleted; keep the SuperNode running until the server reports the departure")

@@ -1,4 +1,4 @@
-"""What there is to choose from: methods and data sets."""
+"""Commands that list methods and data sets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 
 
 def methods() -> None:
-    """List the methods: what each learns, where it comes from, its settings and their defaults."""
+    """List the methods with their references, settings and defaults."""
     from pfedbayes.methods import METHODS
 
     table = Table(show_lines=True)
@@ -29,9 +29,9 @@ def methods() -> None:
 
 
 def data(
-    data_dir: Annotated[Path | None, typer.Option(help="Look here first.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Look in this folder first.")] = None,
 ) -> None:
-    """Show which data sets are there, where they were found, and how to get the rest."""
+    """List the data sets: where each was found, or how to get it."""
     from pfedbayes.data import available
 
     table = Table(show_lines=True)

@@ -1,4 +1,4 @@
-"""What `pfedbayes run` shows: the data, the rounds, the scores at the end."""
+"""The output of `pfedbayes run`: the data, the progress, the final scores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -18,11 +18,13 @@ from pfedbayes.cli.common import escape
 
 if TYPE_CHECKING:
     from pfedbayes.engine.federation import Federation
+    from pfedbayes.runs.execute import Progress as RunProgress
     from pfedbayes.runs.folder import Run
+    from pfedbayes.runs.schema import RoundRecord
 
 
-def data_words(federation: Federation) -> list[str]:
-    """What was made of one's own data."""
+def describe_data(federation: Federation) -> list[str]:
+    """Return lines about the user's own data; none for a published data set."""
     shards = federation.shards
     if shards.preprocessing is None:
         return []
@@ -35,13 +37,13 @@ def data_words(federation: Federation) -> list[str]:
 
 
 def show_data(console: Console, federation: Federation) -> None:
-    """The same on a console."""
-    for line in data_words(federation):
+    """Print `describe_data` on a console."""
+    for line in describe_data(federation):
         console.print(escape(line), soft_wrap=True)
 
 
 def show_download(console: Console) -> Callable[[str, int, int], None]:
-    """A line that says how much of a file has come, now and then."""
+    """Return a callback that prints the progress of a download every 10 %."""
     shown: dict[str, float] = {}
 
     def show(name: str, done: int, total: int) -> None:
@@ -54,19 +56,19 @@ def show_download(console: Console) -> Callable[[str, int, int], None]:
 
 
 @contextmanager
-def progress(console: Console, folder: Path, rounds: int) -> Iterator[Any]:
-    """A live line on a terminal, else a line per evaluation."""
+def progress(console: Console, folder: Path, rounds: int) -> Iterator[Callable[[RunProgress], None]]:
+    """Show a live progress bar on a terminal, else a line per evaluation."""
     from pfedbayes import runs
 
     columns = (
         TextColumn("round {task.completed:.0f}/{task.total:.0f}"), BarColumn(), TextColumn("{task.fields[scores]}"),
         TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
     )  # fmt: skip
-    read_once = cache(runs.read)  # the log grows, but only clients and sizes are wanted of it
+    read_once = cache(runs.read_run)  # once: only clients and sizes are read from it
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=rounds, scores="")
 
-        def show(step: Any) -> None:
+        def show(step: RunProgress) -> None:
             bar.update(task, completed=step.round)
             if step.record is None:
                 return
@@ -80,27 +82,27 @@ def progress(console: Console, folder: Path, rounds: int) -> Iterator[Any]:
         yield show
 
 
-def _short_scores(run: Run, record: dict[str, Any]) -> str:
-    """The first metric of each model, reduced as in the final table."""
+def _short_scores(run: Run, record: RoundRecord) -> str:
+    """Return the first metric of each model, reduced as in the final table."""
     from pfedbayes.report import tables
 
     parts = []
-    for row in tables.headline(dataclasses.replace(run, rounds=[record])):
+    for row in tables.headline(dataclasses.replace(run, rounds=[record], summary=None)):
         name, estimate = next(iter(row.mean.items()))
-        parts.append(f"{row.model} {name} {tables.text(name, estimate)}")
+        parts.append(f"{row.model} {name} {tables.format_estimate(name, estimate)}")
     return "  ".join(parts)
 
 
 def print_table(result: Run) -> None:
-    """The scores of each model after the last round: their mean over clients, and the worst client's."""
+    """Print the final scores of each model: the mean over clients, and the worst client."""
     from pfedbayes.report import tables
 
     rows = tables.headline(result)
     if not rows:
-        typer.echo("no test data, so nothing was scored")
+        typer.echo("no client has test data, so there are no scores")
         return
     names = tables.metric_names(result)
-    table = Table(title=f"round {tables.final(result)['round']}, {tables.estimator_title(rows[0].estimator)}")
+    table = Table(title=f"round {tables.final(result).round}, {tables.estimator_title(rows[0].estimator)}")
     table.add_column("model")
     table.add_column("over clients")
     for name in names:
@@ -108,22 +110,23 @@ def print_table(result: Run) -> None:
         table.add_column(label.label + (f" ({label.unit})" if label.unit else ""), justify="right")
     for row in rows:
         for title, estimates in (("mean", row.mean), ("worst", row.worst)):
-            table.add_row(row.model, title, *(tables.text(name, estimates[name]) for name in names))
+            table.add_row(row.model, title, *(tables.format_estimate(name, estimates[name]) for name in names))
     Console().print(table)
 
 
 def print_window(result: Run) -> None:
-    """Best, mean and last over the window of rounds, where the experiment has one."""
+    """Print best, mean and last over the window of rounds, if the experiment has one."""
     from pfedbayes.report import tables
 
-    if not (rows := tables.window(result)):
+    rows, window = tables.window(result), result.experiment.training.evaluate_window
+    if not rows or window is None:
         return
     name = tables.metric_names(result)[0]
-    first, last = result.config["training"]["evaluate_window"]
-    table = Table(title=f"{tables.metric(name).label} over rounds {first} to {last}")
-    for heading in ("model", "prediction", "best (picked on test data)", "mean", "last"):
+    split = result.experiment.evaluation.split
+    table = Table(title=f"{tables.metric(name).label} over rounds {window[0]} to {window[1]}")
+    for heading in ("model", "prediction", f"best (picked on {split} data)", "mean", "last"):
         table.add_column(heading)
     for row in rows:
-        figures = (tables.text(name, estimate) for estimate in (row.best, row.mean, row.last))
+        figures = (tables.format_estimate(name, estimate) for estimate in (row.best, row.mean, row.last))
         table.add_row(row.model, tables.estimator_title(row.estimator), *figures)
     Console().print(table)

@@ -32,9 +32,9 @@ def figure3(
 ) -> None:
     """Train for ten rounds and note how sure the personal models of five clients are at rounds 0, 1 and 10."""
     from pfedbayes.paper.figure3 import write
-    from pfedbayes.runs.experiment import load
+    from pfedbayes.runs.experiment import read_experiment
 
-    write(load(experiment), out, device, data_dir)
+    write(read_experiment(experiment), out, device, data_dir)
     typer.echo(out)
 
 

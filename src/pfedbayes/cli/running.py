@@ -1,4 +1,4 @@
-"""Train one federation, and write reports of runs."""
+"""Commands that train a federation and write reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from pfedbayes.cli.common import INTERRUPTED, DataDir, TrainingDevice, escape, interruptible
-from pfedbayes.cli.output import data_words, print_table, print_window, progress, show_data, show_download
+from pfedbayes.cli.output import describe_data, print_table, print_window, progress, show_data, show_download
 from pfedbayes.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 def run(
     experiment: Annotated[
         Path | None,
-        typer.Argument(
-            help="A TOML file such as experiments/mnist_medium.toml. Without one: the main job, small MNIST."
-        ),
+        typer.Argument(help="A TOML file such as experiments/mnist_medium.toml. Default: pFedBayes on small MNIST."),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -41,37 +39,39 @@ def run(
     device: TrainingDevice = "auto",
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="Train so many federations at once, with seeds training.seed, +1, +2, …"),
+        typer.Option(min=1, help="Number of federations to train at once, with seeds training.seed, +1, +2, …"),
     ] = None,
     data_dir: DataDir = None,
-    resume: Annotated[bool, typer.Option(help="Go on with an interrupted run, from its last saved state.")] = False,
+    resume: Annotated[bool, typer.Option(help="Resume an interrupted run from its last checkpoint.")] = False,
     own_data: Annotated[
         Path | None,
         typer.Option(
-            "--data", help="Your own data: a table with a client column, or a folder with a file or images per client."
+            "--data", help="Your data: a table with a client column, or a folder with a file or images per client."
         ),
     ] = None,
-    target: Annotated[str | None, typer.Option(help="The column of your data that is to be predicted.")] = None,
+    target: Annotated[str | None, typer.Option(help="The column of your data to predict.")] = None,
     client_column: Annotated[
-        str | None, typer.Option(help="The column that says whose row it is, if files are not clients.")
+        str | None, typer.Option(help="The column with the client of each row, if there is not one file per client.")
     ] = None,
-    task: Annotated[str | None, typer.Option(help="classification or regression, if the guess is wrong.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="classification or regression. Default: inferred from the target.")
+    ] = None,
     net: Annotated[
-        str | None, typer.Option(help="mlp, vgg, cnn, or a torch.nn.Module of yours as my_module:MyNet.")
+        str | None, typer.Option(help="mlp, vgg, cnn, or your own torch.nn.Module as my_module:MyNet.")
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print the resolved config and an estimate of time and memory, and stop."),
+        typer.Option("--dry-run", help="Print the resolved config and an estimate of time and memory, then exit."),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="The last line of the output is one JSON object with the result.")
+        bool, typer.Option("--json", help="Print the result as a JSON object on the last line.")
     ] = False,
 ) -> None:
-    """Train one federation and write its run folder and report.
+    """Train a federation, and write its run folder and report.
 
     Examples:
 
-    pfedbayes run                                        pFedBayes on small MNIST, a few minutes on two cores
+    pfedbayes run                                        pFedBayes on small MNIST: a few minutes on two cores
 
     pfedbayes run experiments/mnist_medium.toml          the paper's settings (800 rounds)
 
@@ -79,13 +79,12 @@ def run(
 
     pfedbayes run --data my_folder/ --target outcome --client-column hospital      your own data
 
-    pfedbayes run --resume --out runs/DIR                go on after an interruption
+    pfedbayes run --resume --out runs/DIR                resume an interrupted run
     """
     from pfedbayes import runs
-    from pfedbayes.report import tables, words, write
-    from pfedbayes.runs import execution
-    from pfedbayes.runs.config import read_toml
-    from pfedbayes.runs.experiment import from_sections, load
+    from pfedbayes.report import describe, tables, write
+    from pfedbayes.runs.execute import execute
+    from pfedbayes.runs.experiment import from_sections, read_experiment
 
     flags = {
         "data.path": own_data, "data.target": target, "data.client_column": client_column, "data.task": task,
@@ -96,12 +95,13 @@ def run(
         *(settings or []),
     ]
     if resume and experiment is None and out is not None and (out / runs.INFO).exists():
-        if "federation" in runs.read(out).info:
-            raise UserError(f"{out} was made on Flower: start the app again to go on, with flwr run")
-        setup = from_sections(read_toml(out / runs.CONFIG), overrides)
-        numbers = runs.read(out).info["seeds"] if seeds is None else None
+        previous = runs.read_run(out)
+        if previous.info.federation is not None:
+            raise UserError(f"{out} was made on Flower: start the app again with flwr run to resume it")
+        setup = from_sections(previous.sections, overrides)
+        numbers = previous.info.seeds if seeds is None else None
     else:
-        setup = load(experiment, overrides)
+        setup = read_experiment(experiment, overrides)
         numbers = None
     if numbers is None:
         numbers = [setup.training.seed + k for k in range(seeds or 1)]
@@ -112,7 +112,7 @@ def run(
 
     console = Console(stderr=True, highlight=False)
     console.print(f"[bold]{setup.method.about.title}[/] on {escape(setup.data.title)} → {escape(str(folder))}")
-    rounds = execution.execute(
+    rounds = execute(
         setup, folder, numbers, device, resume, data_dir, show_download(console), partial(show_data, console)
     )
     with interruptible() as stop, progress(console, folder, setup.training.rounds) as show:
@@ -122,14 +122,14 @@ def run(
                 rounds.close()
                 break
     if stop and not (folder / runs.SUMMARY).exists():
-        console.print(f"stopped after round {step.round}; go on with: pfedbayes run --resume --out {folder}")
+        console.print(f"stopped after round {step.round}; resume with: pfedbayes run --resume --out {folder}")
         raise typer.Exit(INTERRUPTED)
 
-    result = runs.read(folder)
+    result = runs.read_run(folder)
     page = write([folder], folder / runs.REPORT)
     print_table(result)
     print_window(result)
-    for sentence in words.stopping(result):
+    for sentence in describe.stopping(result):
         typer.echo(sentence)
     typer.echo(f"run folder: {folder}")
     typer.echo(f"report:     {page}")
@@ -139,12 +139,18 @@ def run(
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="One run folder, or several to compare.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR…", help="One run folder, or several folders to compare.")
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="Where to write the page. Default: DIR/report.html, or report.html.")
+        Path | None,
+        typer.Option(help="The file to write. Default: DIR/report.html for one run, report.html for several."),
     ] = None,
 ) -> None:
-    """Write the HTML report of a run, or one page that compares several runs. Opens offline."""
+    """Write the HTML report of a run, or one page that compares several runs.
+
+    The page is a single file that loads nothing from elsewhere.
+    """
     from pfedbayes import runs
     from pfedbayes.report import write
 
@@ -153,7 +159,7 @@ def report(
 
 
 def _default_folder(setup: Experiment, experiment: Path | None, resume: bool) -> Path:
-    """runs/NAME, or NAME-2, NAME-3, … if taken; to resume, the newest of them."""
+    """Return runs/NAME, or NAME-2, NAME-3, … if it exists; to resume, the newest of them."""
     from pfedbayes.runs.experiment import method_name
 
     parts = [
@@ -170,13 +176,13 @@ def _default_folder(setup: Experiment, experiment: Path | None, resume: bool) ->
 
 
 def _print_estimate(setup: Experiment, seeds: list[int], device: str, data_dir: Path | None) -> None:
-    """The resolved config, and what the run will take, from a round and an evaluation measured here and now."""
+    """Print the resolved config, and the measured estimate of time and memory."""
     from pfedbayes.runs.config import to_toml
-    from pfedbayes.runs.execution import estimate
+    from pfedbayes.runs.estimate import estimate
 
     typer.echo(to_toml(setup.sections()))
     cost = estimate(setup, seeds, device, data_dir)
-    for line in data_words(cost.federation):
+    for line in describe_data(cost.federation):
         typer.echo(line)
     typer.echo(
         f"plan: {', '.join(cost.plan.words())}, {len(seeds)} seed(s)\n"
@@ -189,7 +195,7 @@ def _print_estimate(setup: Experiment, seeds: list[int], device: str, data_dir: 
 
 
 def _json_result(result: Run, rows: dict[str, Any]) -> dict[str, Any]:
-    """The object of --json: figures per model, the spread over seeds as …_std; a model that is not there is null."""
+    """Return the object of --json: scores per model, standard deviations over seeds as …_std; null for no model."""
     models: dict[str, Any] = {}
     for model in ("personal", "shared"):
         row = rows.get(model)
@@ -199,5 +205,5 @@ def _json_result(result: Run, rows: dict[str, Any]) -> dict[str, Any]:
             for key, value in ((name, estimate.value), (f"{name}_std", estimate.std))
             if value is not None
         }
-    last = result.summary or {}
-    return {**models, "rounds": last["rounds"], "seconds": last["seconds"]}
+    last = result.summary
+    return {**models, "rounds": last and last.rounds, "seconds": last and last.seconds}

@@ -1,4 +1,4 @@
-"""Use the models of a run: predict, let newcomers join, export."""
+"""Commands that use the models of a run: predict, personalize, export."""
 
 from __future__ import annotations
 
@@ -13,31 +13,36 @@ from pfedbayes.errors import UserError
 
 
 def predict(
-    source: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or the file of one client.")],
+    source: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or the exported file of one client.")],
     rows: Annotated[
-        Path, typer.Option("--input", help="New rows: CSV, Parquet or NPZ with x; for image runs also images.")
+        Path,
+        typer.Option("--input", help="New rows: CSV, Parquet, or NPZ with an array x; for image models also images."),
     ],
-    client: Annotated[str | None, typer.Option(help="Whose model is asked.")] = None,
-    shared: Annotated[bool, typer.Option("--shared", help="Ask the shared model instead.")] = False,
+    client: Annotated[str | None, typer.Option(help="The client whose model predicts.")] = None,
+    shared: Annotated[bool, typer.Option("--shared", help="Use the shared model instead.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="A .csv, .tsv, .parquet or .npz file. Default: CSV to the output."),
+        typer.Option("--out", "-o", help="A .csv, .tsv, .parquet or .npz file. Default: CSV to standard output."),
     ] = None,
     error: Annotated[
-        float | None, typer.Option(help="At most this share of the answers may be wrong; abstain else. Default: 0.05.")
+        float | None, typer.Option(help="Abstain so that at most this share of the answers is wrong. Default: 0.05.")
     ] = None,
     abstain_at: Annotated[
         float | None,
-        typer.Option(help="Abstain below this probability, or above this deviation of a number, without a promise."),
+        typer.Option(
+            help="Abstain below this probability (regression: above this standard deviation), without a guarantee."
+        ),
     ] = None,
-    coverage: Annotated[float, typer.Option(help="How often conformal sets and intervals hold the truth.")] = 0.9,
+    coverage: Annotated[
+        float, typer.Option(help="Probability that a conformal set or interval contains the truth.")
+    ] = 0.9,
     samples: Annotated[int, typer.Option(min=1, help="Weight draws averaged in a prediction.")] = 100,
     device: Device = "auto",
     as_json: Annotated[
-        bool, typer.Option("--json", help="The last line of the output is one JSON object with what is guaranteed.")
+        bool, typer.Option("--json", help="Print the guarantees as a JSON object on the last line.")
     ] = False,
 ) -> None:
-    """Predict new rows by a client's own model: probabilities, doubt, whether to abstain, conformal sets.
+    """Predict new rows with a client's model: probabilities, uncertainty, abstention, conformal sets.
 
     Examples:
 
@@ -52,7 +57,7 @@ def predict(
 
     asked = open_client(source, client, shared, device).ask(Wish(samples, coverage, error, abstain_at))
     outcome = predict_file(asked, rows, out)
-    abstained = "" if outcome.abstained is None else f"; it abstains from {outcome.abstained:,} of them"
+    abstained = "" if outcome.abstained is None else f"; it abstains on {outcome.abstained:,} of them"
     where = f" → {out}" if out else ""
     typer.echo(f"{outcome.rows:,} rows by {asked.client.title}{abstained}{where}", err=True)
     for statement in asked.statements():
@@ -63,19 +68,25 @@ def predict(
 
 def personalize(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
-    own_data: Annotated[Path, typer.Option("--data", help="The newcomer's rows with the target: a table, or images.")],
-    client: Annotated[str | None, typer.Option(help="Its name. Default: that of the file.")] = None,
+    own_data: Annotated[
+        Path, typer.Option("--data", help="The rows of the new client, with the target: a table, or images.")
+    ],
+    client: Annotated[str | None, typer.Option(help="Its name. Default: the name of the file.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="A .safetensors file. Default: RUN/newcomers/NAME.safetensors.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=0, help="Steps from the shared model.")] = 200,
+    steps: Annotated[int, typer.Option(min=0, help="Training steps from the shared model.")] = 200,
     zeta: Annotated[float | None, typer.Option(min=0, help="Weight of the KL term. Default: the run's.")] = None,
-    hold_out: Annotated[float, typer.Option(help="Share of the rows that are kept for calibration.")] = 0.3,
-    certificate: Annotated[bool, typer.Option(help="Bound its error; slow for convolutions of many rows.")] = True,
+    hold_out: Annotated[float, typer.Option(help="Share of the rows held out for calibration.")] = 0.3,
+    certificate: Annotated[
+        bool, typer.Option(help="Certify a bound on its error; slow for convolutions with many rows.")
+    ] = True,
     device: Device = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="The last line of the output is one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as a JSON object on the last line.")
+    ] = False,
 ) -> None:
-    """Give a client that was not in a run its own model, in seconds, from the shared one.
+    """Train a personal model for a client that was not in the run, starting from the shared model.
 
     Examples:
 
@@ -102,24 +113,26 @@ def personalize(
 
 
 def export(
-    source: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or the file of one client.")],
-    client: Annotated[str | None, typer.Option(help="Whose model.")] = None,
-    shared: Annotated[bool, typer.Option("--shared", help="The shared model instead.")] = False,
-    everybody: Annotated[bool, typer.Option("--all", help="One file for each client of the run.")] = False,
+    source: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or the exported file of one client.")],
+    client: Annotated[str | None, typer.Option(help="The client whose model is exported.")] = None,
+    shared: Annotated[bool, typer.Option("--shared", help="Export the shared model instead.")] = False,
+    every_client: Annotated[bool, typer.Option("--all", help="Export one file per client of the run.")] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The file; with --all the folder. Default: NAME.safetensors.")
+        Path | None, typer.Option("--out", "-o", help="The file, or with --all the folder. Default: NAME.safetensors.")
     ] = None,
-    onnx: Annotated[bool, typer.Option("--onnx", help="The mean network alone, as ONNX.")] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Export the mean network only, as ONNX.")] = False,
     torch_export: Annotated[
-        bool, typer.Option("--torch-export", help="The mean network alone, as a .pt2 file of torch.export.")
+        bool, typer.Option("--torch-export", help="Export the mean network only, as a .pt2 file of torch.export.")
     ] = False,
-    error: Annotated[float | None, typer.Option(help="Of the abstention threshold in the file. Default: 0.05.")] = None,
-    coverage: Annotated[float, typer.Option(help="Of the conformal threshold in the file.")] = 0.9,
+    error: Annotated[
+        float | None, typer.Option(help="Error rate of the abstention threshold in the file. Default: 0.05.")
+    ] = None,
+    coverage: Annotated[float, typer.Option(help="Coverage of the conformal threshold in the file.")] = 0.9,
 ) -> None:
-    """Write a client's model to one file that needs neither the run nor this package.
+    """Export a client's model to one file that needs neither the run nor this package.
 
-    examples/load_export.py reads it with torch alone. ONNX and .pt2 files hold the mean network, without uncertainty,
-    and are for running elsewhere: pfedbayes does not read them.
+    examples/load_export.py reads it with torch alone. ONNX and .pt2 files hold the mean network only, without
+    uncertainty, for other programs; pfedbayes does not read them.
     """
     from pfedbayes.serving import opening
     from pfedbayes.serving.client import Wish
@@ -127,12 +140,12 @@ def export(
     from pfedbayes.serving.export import export as write
 
     if onnx and torch_export:
-        raise UserError("--onnx and --torch-export are two kinds of files: choose one")
+        raise UserError("--onnx and --torch-export are two file formats: choose one")
     kind = "onnx" if onnx else "torch" if torch_export else "safetensors"
-    if everybody and (client or shared):
-        raise UserError("--all is every client of the run: leave --client and --shared out")
+    if every_client and (client or shared):
+        raise UserError("--all exports every client: leave --client and --shared out")
     wish = Wish(coverage=coverage, error=error)
-    if everybody:
+    if every_client:
         folder = out or Path()
         folder.mkdir(parents=True, exist_ok=True)
         for one in opening.open_all(source):

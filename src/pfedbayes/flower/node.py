@@ -36,7 +36,8 @@ from pfedbayes.maths.trees import fill, misfit, named_leaves, pick, stack
 from pfedbayes.methods import Method
 from pfedbayes.methods.base import State
 from pfedbayes.nets import Model
-from pfedbayes.runs.execution import look_closely
+from pfedbayes.runs.final_analysis import analyse_final_models
+from pfedbayes.runs.typed_json import to_json
 
 LoadData = Callable[[int, int], Shards]  # (client number, number of clients) -> the client's own data
 MakeModel = Callable[[Method], Model]
@@ -229,7 +230,7 @@ def _answer(
     if task["evaluate"]:
         facts["scores"] = evaluate(node, **settings.evaluation.after(node.round, settings.training.rounds))
     if task["finish"]:
-        facts["reliability"] = look_closely(node, settings.evaluation)["reliability"]
+        facts["reliability"] = to_json(analyse_final_models(node, settings.evaluation).reliability)
         if start:  # keep what was received last, to predict with it
             folder.write(start._replace(tensors=node.memory()))
     if task["train"]:

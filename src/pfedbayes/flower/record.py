@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import uuid
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,8 +21,7 @@ from pfedbayes.maths.trees import fill, misfit, named_leaves
 from pfedbayes.methods.base import State
 from pfedbayes.nets import Model
 from pfedbayes.runs.config import to_toml
-from pfedbayes.runs.execution import json_safe
-from pfedbayes.runs.experiment import method_name
+from pfedbayes.runs.description import describe_method
 
 log = logging.getLogger("flwr")
 
@@ -64,25 +61,25 @@ class FederationRecord:
             self.describe()
             return first
         self._writer.cut_torn_line(runs.JOURNAL)
-        previous = runs.read(folder)
-        if "federation" not in previous.info:
+        previous = runs.read_run(folder)
+        about = previous.info.federation
+        if about is None:
             raise UserError(f"{folder} holds a run that was not made on Flower: set federation.out to another folder")
-        about = previous.info["federation"]
         refuse_difference(
-            self._settings.completed(about["settings"]),
+            self._settings.completed(about.settings),
             self._settings.identity(),
             str(folder),
             "set federation.out to another folder",
         )
-        self.id, self._created = about["id"], previous.info["created"]
-        for member, name in zip(self._members, previous.info["clients"], strict=True):
+        self.id, self._created = about.id, previous.info.created
+        for member, name in zip(self._members, previous.info.clients, strict=True):
             member.name = name
         self._write_config()
         checkpoint = runs.read_checkpoint(folder)
         self._writer.truncate_log(checkpoint.log_bytes if checkpoint else 0)
         if checkpoint is None:
             return first
-        self.logged = {record["round"] for record in runs.read(folder).rounds}
+        self.logged = {record.round for record in runs.read_run(folder).rounds}
         self.clock = runs.Clock(checkpoint.seconds)
         state = self._restore(first, checkpoint.round, checkpoint.tensors)
         log.info("pfedbayes: continuing after round %d of %s", state.round, folder)
@@ -130,32 +127,26 @@ class FederationRecord:
 
     def describe(self) -> None:
         """Write run.json as `pfedbayes run` does, from what the nodes say about themselves; it has no labels."""
-        info = {
-            "format": runs.FORMAT,
+        left = [member.name for member in self._members if member.left]
+        info = runs.RunInfo(
+            format=runs.FORMAT,
             **runs.describe_code(),
-            "created": self._created,
-            "hardware": {"device": "cpu", **runs.describe_machine()},
-            "plan": {"over": "nodes", "dtype": self._config.dtype, "wire": self._config.wire},
-            "digest": self._settings.digest(),
-            "seeds": [self._settings.training.seed],
-            "num_clients": len(self._members),
-            "clients": [member.name for member in self._members],
-            "train_sizes": [member.train_size for member in self._members],
-            "test_sizes": [member.test_size for member in self._members],
-            "labels": None,
-            "num_params": self._model.net.num_params,
-            "method": {
-                "name": method_name(self._method),
-                **{name: getattr(self._method.about, name) for name in ("title", "personal", "shared", "stochastic")},
-            },
-            "task": self._model.likelihood.task,
-            "federation": {
-                "id": self.id,
-                "settings": self._settings.identity(),
-                "left": [member.name for member in self._members if member.left],
-            },
-        }
-        self._writer.write(runs.INFO, json.dumps(info, indent=1) + "\n")
+            created=self._created,
+            hardware=runs.Hardware("cpu", **runs.describe_machine()),
+            plan=runs.NodesPlan("nodes", self._config.dtype, self._config.wire),
+            digest=self._settings.digest(),
+            seeds=[self._settings.training.seed],
+            num_clients=len(self._members),
+            clients=[member.name for member in self._members],
+            train_sizes=[member.train_size for member in self._members],
+            test_sizes=[member.test_size for member in self._members],
+            labels=None,
+            num_params=self._model.net.num_params,
+            method=describe_method(self._method),
+            task=self._model.likelihood.task,
+            federation=runs.FederationInfo(self.id, self._settings.identity(), left),
+        )
+        self._writer.write_info(info)
 
     def log_scores(self, round: int, exchange: Exchange) -> None:
         """Append the scores of a round's models to the log; clients that sent none are listed as absent."""
@@ -164,8 +155,7 @@ class FederationRecord:
         if len(absent) == len(self._members):
             return
         scored = table(scores, len(self._members), available_models(self._method), self._model.likelihood.task)
-        record = {"round": round, "seconds": self.clock.seconds(), "absent": absent, **json_safe(scored)}
-        self._writer.append(record)
+        self._writer.append(runs.RoundRecord(round, self.clock.seconds(), absent=absent, **scored))
         self.logged.add(round)
 
     def journal(
@@ -181,23 +171,25 @@ class FederationRecord:
 
         taken: whether the round was completed; news: nodes that cannot take part, and why.
         """
-        line: dict[str, Any] = {
-            "round": round,
-            "attempt": attempt,
-            "seconds": self.clock.seconds(),
-            "down": exchange.down,
-            "up": exchange.up,
-            "replies": len(exchange.replies),
-            "uploads": len(uploads),
-            "taken": taken,
-            "refused": {self._members[i].name: reason for i, reason in sorted(exchange.refused.items())} | news,
-            "left": [member.name for member in self._members if member.left],
-        }
+        spent = None
         if self._config.privacy_noise:
             most = max(member.taken + (taken and i in uploads) for i, member in enumerate(self._members))
-            line["epsilon"] = epsilon(most, self._config.privacy_noise, self._config.privacy_delta)
-        self._writer.append(line, runs.JOURNAL)
-        for name, reason in line["refused"].items():
+            spent = epsilon(most, self._config.privacy_noise, self._config.privacy_delta)
+        entry = runs.JournalEntry(
+            round=round,
+            attempt=attempt,
+            seconds=self.clock.seconds(),
+            down=exchange.down,
+            up=exchange.up,
+            replies=len(exchange.replies),
+            uploads=len(uploads),
+            taken=taken,
+            refused={self._members[i].name: reason for i, reason in sorted(exchange.refused.items())} | news,
+            left=[member.name for member in self._members if member.left],
+            epsilon=spent,
+        )
+        self._writer.append(entry)
+        for name, reason in entry.refused.items():
             log.warning("pfedbayes: round %d: %s: %s", round, name, reason)
         what = f"{len(uploads)} uploads" if attempt else "scores of the last models"
         log.info(
@@ -211,12 +203,11 @@ class FederationRecord:
 
     def write_summary(self, rounds: int, exchange: Exchange) -> None:
         """Write the summary of a finished run."""
-        summary = {
-            "rounds": rounds,
-            "seconds": self.clock.seconds(),
-            "estimator": headline_estimator(self._method, self._settings.evaluation.samples),
-            "reliability": pooled([facts.get("reliability") for facts, _ in exchange.replies.values()]),
-            "examples": [],
-        }
-        self._writer.write(runs.SUMMARY, json.dumps(json_safe(summary), indent=1) + "\n")
+        summary = runs.Summary(
+            rounds=rounds,
+            seconds=self.clock.seconds(),
+            estimator=headline_estimator(self._method, self._settings.evaluation.samples),
+            reliability=pooled([facts.get("reliability") for facts, _ in exchange.replies.values()]),
+        )
+        self._writer.write_summary(summary)
         log.info("pfedbayes: finished round %d, run folder %s", rounds, self._writer.folder)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from pfedbayes.evaluation.estimators import MODELS
 from pfedbayes.maths.metrics import BINS, METRICS
+from pfedbayes.runs.schema import Reliability
 
 
 def table(scores: dict[int, dict[str, Any]], num_clients: int, models: Sequence[str], task: str) -> dict[str, Any]:
@@ -47,9 +48,9 @@ def score_of(scores: dict[str, Any] | None, which: str, estimator: str, metric: 
         return float("nan")
 
 
-def pooled(diagrams: list[Any]) -> dict[str, Any]:
+def pooled(diagrams: list[Any]) -> dict[str, Reliability | None]:
     """Combine the nodes' reliability diagrams: bins are weighted by their counts."""
-    pooled: dict[str, Any] = {}
+    pooled: dict[str, Reliability | None] = {}
     for which in MODELS:
         own = [bins for diagram in diagrams if (bins := _bins(diagram, which)) is not None]
         if not own:
@@ -59,7 +60,7 @@ def pooled(diagrams: list[Any]) -> dict[str, Any]:
         total = counts.sum(0)
         with np.errstate(invalid="ignore"):
             means = (np.nan_to_num(bins[:, :2]) * counts[:, None]).sum(0) / total
-        pooled[which] = {"confidence": means[0].tolist(), "accuracy": means[1].tolist(), "count": total.tolist()}
+        pooled[which] = Reliability(means[0].tolist(), means[1].tolist(), total.tolist())
     return pooled
 
 

@@ -15,7 +15,8 @@ from pfedbayes.errors import UserError, nearest
 from pfedbayes.methods import Method
 from pfedbayes.nets import Init
 from pfedbayes.runs.config import build, parse_override
-from pfedbayes.runs.experiment import Evaluation, default_of, from_sections, method_name
+from pfedbayes.runs.experiment import default_of, from_sections, method_name
+from pfedbayes.runs.sections import Evaluation
 
 Wire = Literal["float32", "float16", "bfloat16", "float64"]
 Robust = Literal["none", "median-norm", "trimmed-mean"]

@@ -69,10 +69,10 @@ def case_of(source: Path | None, data_dir: Path | None = None) -> Case:
 def _sections(source: Path) -> dict[str, Any]:
     if not source.is_dir():
         return read_toml(source)
-    run = runs.read(source)
-    if run.info["digest"] is None:
+    run = runs.read_run(source)
+    if run.info.digest is None:
         raise UserError(f"{source} holds no data and no net: leave it out and give --n, --layers, --width and --inputs")
-    return run.config
+    return run.sections
 
 
 def _case(shards: Shards, hidden: tuple[int, ...], method: PFedBayes) -> Case:

@@ -34,10 +34,10 @@ from pfedbayes.sweep.scores import DEFAULT, Record
 
 ROUNDS_SCORED = 101  # rounds 700 to 800
 WITHIN = 1.5  # points from the paper; more need a reason
-BEST = "best_700_800"
+BEST = "window_best"
 SCORES = {
     BEST: "the best of rounds 700 to 800",
-    "mean_700_800": "the mean of rounds 700 to 800",
+    "window_mean": "the mean of rounds 700 to 800",
     "last": "that of round 800",
 }
 
@@ -86,7 +86,7 @@ def far_from_paper(source: Source) -> Table:
     for cell in _cells(source, "paper"):
         below = cell.line.method == "pfedbayes" and not cell.gap >= 0
         if below or not abs(cell.gap) <= WITHIN:
-            accuracies = (run_tables.text("accuracy", each) for each in (cell.paper, cell.ours))
+            accuracies = (run_tables.format_estimate("accuracy", each) for each in (cell.paper, cell.ours))
             cells = [*accuracies, f"{cell.gap:+.2f}", _as_public_code(source, cell), _why(source, cell)]
             blocks[DATASETS[cell.dataset]].append((f"{cell.line.title}, {cell.size}", cells))
     heads = ["paper", "ours", "difference", "difference, as the public code scores", "why"]

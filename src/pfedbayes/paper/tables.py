@@ -79,7 +79,7 @@ def read(folder: Path) -> Source:
     remedy = "give a folder of results such as docs/results"
     paper = read_json(folder / "paper.json", "the paper's tables", _check_paper, remedy)
     names = (*PAPER, "tuning", *STUDIES)
-    records = {name: scores.read(path) if (path := folder / f"{name}.json").exists() else [] for name in names}
+    records = {name: scores.read_records(path) if (path := folder / f"{name}.json").exists() else [] for name in names}
     _refuse_tuning_on_test_data(folder / "tuning.json", records["tuning"])
     path = folder / "reasons.json"
     reasons = read_json(path, "reasons", _check_reasons, remedy) if path.exists() else []
@@ -121,7 +121,7 @@ def over_seeds(records: Sequence[Record], model: str, estimator: str | None, nam
 
 def _text(records: Sequence[Record], estimate: Estimate | None, name: str = "accuracy") -> str:
     if estimate is not None:
-        return run_tables.text(name, estimate)
+        return run_tables.format_estimate(name, estimate)
     return "diverged" if any("diverged" in record for record in records) else NOTHING
 
 
@@ -213,10 +213,10 @@ def beside_paper(source: Source, preset: str) -> Table:
             for size in SIZES:
                 records = records_of(source, line, preset, "two-block", dataset, size)
                 paper = of_paper(source, line, dataset, size)
-                ours = over_seeds(records, line.model, line.estimator, "best_700_800")
+                ours = over_seeds(records, line.model, line.estimator, "window_best")
                 groups.append(records)
                 cells += [
-                    run_tables.text("accuracy", Estimate(*paper)) if paper else NOTHING,
+                    run_tables.format_estimate("accuracy", Estimate(*paper)) if paper else NOTHING,
                     _text(records, ours),
                     _difference(ours, paper and paper[0]),
                 ]
@@ -232,7 +232,7 @@ def honest(source: Source, preset: str, split: str) -> Table:
         methods: tuple[str, ...] = TUNED
     else:
         methods = METHODS_OF_THE_PAPER if preset == "paper" else TUNED
-    shown = {"mean_700_800": "accuracy", "last": "accuracy", "nll": "nll", "ece": "ece"}
+    shown = {"window_mean": "accuracy", "last": "accuracy", "nll": "nll", "ece": "ece"}
     blocks = []
     for dataset, title in DATASETS.items():
         rows = []
@@ -285,13 +285,13 @@ def settings_table(source: Source, table: str) -> Table:
             if row[model] is None:
                 cells += [NOTHING] * (4 + len(more))
                 continue
-            ours = over_seeds(as_paper, model, "one" if method.about.stochastic else "mean", "best_700_800")
+            ours = over_seeds(as_paper, model, "one" if method.about.stochastic else "mean", "window_best")
             cells += [
                 f"{row[model]:.2f}",
                 _text(as_paper, ours),
                 _difference(ours, row[model]),
-                _text(proper, over_seeds(proper, model, None, "mean_700_800")),
-                *(_text(quiet, over_seeds(quiet, model, "one", "best_700_800")) for _ in more),
+                _text(proper, over_seeds(proper, model, None, "window_mean")),
+                *(_text(quiet, over_seeds(quiet, model, "one", "window_best")) for _ in more),
             ]
         rows.append((f"{method.about.title}: {setting_text(row['varied'])}", [*cells, seeds]))
     heads = [
@@ -321,7 +321,7 @@ def noise_of_the_paper(source: Source) -> Iterator[str]:
     for row in rows.values():
         records = [_settings_records(source, "table2", row, variant) for variant in gaps]
         for model in MODELS:
-            literal, public = (over_seeds(each, model, "one", "best_700_800") for each in records)
+            literal, public = (over_seeds(each, model, "one", "window_best") for each in records)
             if literal and public:
                 gaps[DEFAULT].append(abs(literal.value - row[model]))
                 gaps[PUBLIC_NOISE].append(abs(public.value - row[model]))
@@ -350,7 +350,7 @@ def tuning_table(source: Source) -> Table:
             for setting, records in found.items():
                 by_size = [[record for record in records if record["size"] == size] for size in SIZES]
                 cells = [
-                    _text(each, over_seeds(each, model, None, "mean_700_800")) for each in by_size for model in MODELS
+                    _text(each, over_seeds(each, model, None, "window_mean")) for each in by_size for model in MODELS
                 ]
                 overall = f"{score[setting]:.2f}" if setting in score else NOTHING
                 mark = " (chosen)" if setting == best else ""
@@ -371,7 +371,7 @@ def study_tables(source: Source) -> list[Table]:
 
 def _study_table(source: Source, name: str) -> Table:
     """Every setting of a study in a row: by size and model the mean and the best of the rounds scored."""
-    shown = {"mean_700_800": "mean", "best_700_800": "best"}
+    shown = {"window_mean": "mean", "window_best": "best"}
     sizes = [size for size in SIZES if source.find(name, size=size)]
     models = [model for model in MODELS if any(record[model] for record in source.records[name])]
     blocks = []

@@ -1,6 +1,7 @@
 """Reports: a self-contained HTML page about one run or several, and the rows that tables print."""
 
-from pfedbayes.report.page import figures, render, write
+from pfedbayes.report.figures import all_figures
+from pfedbayes.report.render import render, write
 from pfedbayes.report.tables import headline
 
-__all__ = ["figures", "headline", "render", "write"]
+__all__ = ["all_figures", "headline", "render", "write"]

@@ -1,4 +1,4 @@
-"""Single test examples: the image, the truth, and how sure each model is of what."""
+"""Single predictions: the image, the true label, and the class probabilities of each model."""
 
 from __future__ import annotations
 
@@ -11,42 +11,49 @@ from typing import Any
 import numpy as np
 
 from pfedbayes.report import charts, png
-from pfedbayes.report.tables import MODELS, STYLE
+from pfedbayes.report.tables import STYLE
+from pfedbayes.runs import schema
 from pfedbayes.runs.folder import Run
 
-_SURE = 0.9  # a label at least this probable is a sure answer
+_CONFIDENT = 0.9  # the least probability of a confident prediction
 _PER_GROUP = 6
 _MOST_CLASSES = 10
 
 
 @dataclass(frozen=True)
 class Example:
-    """One test example as the page shows it."""
+    """One example as the page shows it."""
 
     client: str
     label: str
-    image: str | None  # a data URL
-    chart: str  # SVG
+    image: str | None
+    """A data URL."""
+    chart: str
+    """The class probabilities, as SVG."""
     verdicts: list[str]
+    """A line per model."""
 
 
 @dataclass(frozen=True)
 class Group:
+    """Examples of one kind."""
+
     title: str
     examples: list[Example]
-    hidden: int  # how many more belong here and are not shown
+    hidden: int
+    """Number of further examples of this kind, which are not shown."""
 
 
 def groups(run: Run) -> list[Group]:
-    """The recorded examples as sure, unsure and wrong, each with its clearest cases first."""
-    recorded = [example for example in (run.summary or {}).get("examples") or [] if _answers(example)]
-    names = run.info.get("class_names")
+    """Group the recorded examples into confident, uncertain and wrong ones, each with its clearest cases first."""
+    recorded = [example for example in (run.summary.examples if run.summary else []) if _answers(example)]
+    names = run.info.class_names
     judged = sorted(((*_verdict_of(example), example) for example in recorded), key=lambda item: item[1])
-    right = [(p, example) for guess, p, example in judged if guess == example["label"]]
-    wrong = [example for guess, _, example in judged if guess != example["label"]]
+    right = [(p, example) for guess, p, example in judged if guess == example.label]
+    wrong = [example for guess, _, example in judged if guess != example.label]
     members_of = {
-        f"Right and sure (at least {_SURE:.0%})": [example for p, example in right if p >= _SURE][::-1],
-        "Right but unsure": [example for p, example in right if p < _SURE],
+        f"Correct and confident (at least {_CONFIDENT:.0%})": [one for p, one in right if p >= _CONFIDENT][::-1],
+        "Correct but uncertain": [one for p, one in right if p < _CONFIDENT],
         "Wrong": wrong[::-1],
     }
     return [
@@ -56,34 +63,35 @@ def groups(run: Run) -> list[Group]:
     ]
 
 
-def _answers(example: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What the models say about an example, where they give class probabilities."""
-    return {model: example[model] for model in MODELS if (example.get(model) or {}).get("probabilities")}
+def _answers(example: schema.Example) -> dict[str, schema.Answer]:
+    """Return the predictions of the models that have class probabilities."""
+    answers = {"personal": example.personal, "shared": example.shared}
+    return {model: answer for model, answer in answers.items() if answer and answer.probabilities}
 
 
-def _verdict_of(example: dict[str, Any]) -> tuple[int, float]:
-    """The answer by which an example is judged: the personal model's, or the shared one's without it."""
+def _verdict_of(example: schema.Example) -> tuple[int, float]:
+    """Return the prediction by which an example is judged: of the personal model, or else of the shared one."""
     return _top(next(iter(_answers(example).values())))
 
 
-def _top(answer: dict[str, Any]) -> tuple[int, float]:
-    """The most probable label and its probability."""
-    probabilities = np.nan_to_num(np.array(answer["probabilities"], dtype=np.float64))
+def _top(answer: schema.Answer) -> tuple[int, float]:
+    """Return the most probable label and its probability."""
+    probabilities = np.nan_to_num(np.array(answer.probabilities, dtype=np.float64))
     return int(probabilities.argmax()), float(probabilities.max())
 
 
-def _example(example: dict[str, Any], names: Sequence[str] | None) -> Example:
-    answers, client, label = _answers(example), str(example["client"]), example["label"]
-    called = partial(_called, names)
-    verdicts = [_words(model, answer, called) for model, answer in answers.items()]
-    probabilities = np.array([answer["probabilities"] for answer in answers.values()], dtype=np.float64)
-    spreads = np.array([answer["spread"] for answer in answers.values()], dtype=np.float64)
+def _example(example: schema.Example, names: Sequence[str] | None) -> Example:
+    answers, client, label = _answers(example), example.client, example.label
+    class_name = partial(_class_name, names)
+    verdicts = [_verdict(model, answer, class_name) for model, answer in answers.items()]
+    probabilities = np.array([answer.probabilities for answer in answers.values()], dtype=np.float64)
+    spreads = np.array([answer.spread for answer in answers.values()], dtype=np.float64)
     chart = charts.bar_chart(
-        f"Class probabilities for a test example of {client}, true label {called(label)}",
+        f"Class probabilities for a test example of {client}, true label {class_name(label)}",
         {model: STYLE[model] for model in answers},
         [
             charts.Group(
-                label=f"✓ {called(k)}" if k == label else called(k),
+                label=f"✓ {class_name(k)}" if k == label else class_name(k),
                 values=probabilities[:, k].tolist(),
                 spreads=spreads[:, k].tolist(),
                 strong=k == label,
@@ -95,32 +103,29 @@ def _example(example: dict[str, Any], names: Sequence[str] | None) -> Example:
         end=1,
         compact=True,
     )
-    return Example(client, called(label), _data_url(example.get("image")), chart, verdicts)
+    return Example(client, class_name(label), _data_url(example.image), chart, verdicts)
 
 
 def _shown_classes(probabilities: np.ndarray[Any, Any], label: int) -> list[int]:
-    """The true class and the most probable others, from probabilities (models, classes)."""
+    """Return the true class and the most probable others, from probabilities (models, classes)."""
     likely = np.argsort(-np.nan_to_num(probabilities).max(axis=0), kind="stable").tolist()
     others = [k for k in likely if k != label]
     return sorted([label, *others[: _MOST_CLASSES - 1]])
 
 
-def _called(names: Sequence[str] | None, label: int) -> str:
+def _class_name(names: Sequence[str] | None, label: int) -> str:
     return names[label] if names else str(label)
 
 
-def _words(model: str, answer: dict[str, Any], called: Callable[[int], str]) -> str:
+def _verdict(model: str, answer: schema.Answer, class_name: Callable[[int], str]) -> str:
     guess, probability = _top(answer)
-    doubts = [
-        f"{key.replace('_', ' ')} {answer[key]:.2f}"
-        for key in ("entropy", "mutual_information")
-        if answer.get(key) is not None
-    ]
-    return ", ".join([f"{model} says {called(guess)} ({probability:.0%})", *doubts])
+    uncertainty = {"entropy": answer.entropy, "mutual information": answer.mutual_information}
+    parts = [f"{name} {value:.2f}" for name, value in uncertainty.items() if value is not None]
+    return ", ".join([f"{model} model: {class_name(guess)} ({probability:.0%})", *parts])
 
 
-def _data_url(image: dict[str, Any] | None) -> str | None:
-    if image is None or image["shape"][0] not in png.CHANNELS:
+def _data_url(image: schema.Image | None) -> str | None:
+    if image is None or image.shape[0] not in png.CHANNELS:
         return None
-    encoded = png.encode(image["shape"], base64.b64decode(image["pixels"]))
+    encoded = png.encode(image.shape, base64.b64decode(image.pixels))
     return "data:image/png;base64," + base64.b64encode(encoded).decode("ascii")

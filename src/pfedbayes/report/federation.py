@@ -1,34 +1,35 @@
-"""What the report says of a run on Flower: traffic, and who was refused, silent or has left."""
+"""The part of the report about a run on Flower: traffic, refused uploads, and clients that have left."""
 
 from __future__ import annotations
 
 import itertools
+import statistics
 
 from pfedbayes.runs.folder import Run
+from pfedbayes.runs.schema import JournalEntry
 
 START = "flwr run . SUPERLINK --stream"
-MOST = 100  # lines shown of what was refused
+MOST = 100  # refusals that the report lists
 
 
 def lead(run: Run) -> list[str]:
-    """A few sentences."""
-    taken = [line for line in run.journal if line["taken"] and line["attempt"]]
-    if not taken:
+    """Return a few sentences about the nodes."""
+    rounds = _rounds(run)
+    if not rounds or run.info.federation is None:
         return ["No round has been finished yet."]
-    down, up = (sum(line[way] for line in taken) / len(taken) / 1e6 for way in ("down", "up"))
+    down, up = (sum(traffic) / len(rounds) / 1e6 for traffic in zip(*((e.down, e.up) for e in rounds), strict=True))
     sentences = [
-        f"Every client was a node of its own. A round sent {down:.2f} MB to the nodes and {up:.2f} MB back, "
-        f"and took {_median(_seconds(run)):.1f} s (median)."
+        f"Every client was a node. In an average round the server sent {down:.2f} MB to the nodes and received "
+        f"{up:.2f} MB. The median round took {statistics.median_high(_seconds(rounds)):.1f} s."
     ]
-    if again := len([line for line in run.journal if not line["taken"]]):
-        sentences.append(f"{again} attempts had too few usable uploads and were made again.")
-    if left := run.info["federation"]["left"]:
-        sentences.append(f"{', '.join(left)} left for good; its state was deleted on its node.")
-    if epsilon := taken[-1].get("epsilon"):
-        delta = run.config["federation"]["privacy_delta"]
+    if repeated := len([entry for entry in run.journal if not entry.taken]):
+        sentences.append(f"{repeated} attempts had too few usable uploads and were repeated.")
+    if left := run.info.federation.left:
+        sentences.append(f"{', '.join(left)} left for good and deleted the state on the node.")
+    if epsilon := rounds[-1].epsilon:
         sentences.append(
-            f"The shared model is ({epsilon:.3g}, {delta:g})-differentially private towards any one client; the scores "
-            "that nodes report are not covered."
+            f"The shared model is ({epsilon:.3g}, {run.info.federation.privacy_delta:g})-differentially private at the "
+            "level of clients; the scores that nodes report are not covered."
         )
     if not _refused(run):
         sentences.append("Nothing was refused.")
@@ -36,19 +37,20 @@ def lead(run: Run) -> list[str]:
 
 
 def refused(run: Run) -> list[tuple[str, list[str]]]:
-    """Rows (round, [client, reason]), the last ones first."""
+    """Return rows (round, [client, reason]), the last ones first."""
     return list(reversed(_refused(run)))[:MOST]
 
 
 def _refused(run: Run) -> list[tuple[str, list[str]]]:
-    return [(str(line["round"]), [name, why]) for line in run.journal for name, why in line["refused"].items()]
+    return [(str(entry.round), [name, why]) for entry in run.journal for name, why in entry.refused.items()]
 
 
-def _seconds(run: Run) -> list[float]:
-    """Seconds of each finished round, attempts included; the clock of a run that was started again goes on."""
-    ends = [line["seconds"] for line in run.journal if line["taken"] and line["attempt"]]
+def _rounds(run: Run) -> list[JournalEntry]:
+    """Return the successful attempts, one per finished round."""
+    return [entry for entry in run.journal if entry.taken and entry.attempt]
+
+
+def _seconds(rounds: list[JournalEntry]) -> list[float]:
+    """Return the seconds of each finished round, failed attempts included."""
+    ends = [entry.seconds for entry in rounds]
     return [later - sooner for sooner, later in itertools.pairwise(ends) if later > sooner] or ends
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]

@@ -1,4 +1,4 @@
-"""The smallest PNG writer that will do, so that images can live inside the page."""
+"""A minimal PNG writer, for images inside the page."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ CHANNELS = (1, 3)  # greyscale and RGB
 
 
 def encode(shape: Sequence[int], pixels: bytes) -> bytes:
-    """A PNG file from uint8 pixels of the given shape (channels, height, width), with 1 or 3 channels."""
+    """Return a PNG file of uint8 pixels of shape (channels, height, width), with 1 or 3 channels."""
     channels, height, width = shape
     rows = np.frombuffer(pixels, np.uint8).reshape(channels, height, width).transpose(1, 2, 0)
-    # Every row starts with the number of its filter; 0 means none.
+    # Every row starts with the number of its filter: 0 for none.
     scanlines = np.zeros((height, 1 + width * channels), np.uint8)
     scanlines[:, 1:] = rows.reshape(height, width * channels)
     header = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)

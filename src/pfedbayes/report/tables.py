@@ -1,7 +1,4 @@
-"""The log of a run reduced to the numbers that tables show.
-
-The report and the command line print the same rows, so both take them from here.
-"""
+"""The log of a run reduced to the numbers that the report and the command line show."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedbayes.runs.folder import Run
+from pfedbayes.runs.schema import Reliability, RoundRecord
 
 MODELS = ("personal", "shared")
 STYLE = {"personal": 0, "shared": 1}  # the same colour and shape in every chart
@@ -22,9 +20,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Metric:
-    """How a logged number is called, judged and printed; `nominal` is a level to meet rather than to exceed.
-
-    What is not a `score` is neither good nor bad: it has no column in tables of results."""
+    """How a logged number is named, judged and printed."""
 
     label: str
     meaning: str = ""
@@ -32,55 +28,64 @@ class Metric:
     decimals: int = 3
     unit: str = ""
     nominal: float | None = None
+    """The level to meet, for a metric that is neither to be maximised nor minimised."""
     score: bool = True
+    """False for a number that is neither good nor bad: tables of results leave it out."""
 
 
 METRICS = {
-    "accuracy": Metric("Accuracy", "share of right answers", larger_is_better=True, decimals=2, unit="%"),
-    "nll": Metric("NLL", "mean negative log-likelihood of the truth"),
-    "brier": Metric("Brier score", "squared distance between probabilities and truth, 0 to 2"),
-    "ece": Metric("ECE", "mean gap between confidence and accuracy, in 15 bins"),
-    "rmse": Metric("RMSE", "root of the mean squared error, in the units of the target"),
+    "accuracy": Metric("Accuracy", "share of correct predictions", larger_is_better=True, decimals=2, unit="%"),
+    "nll": Metric("NLL", "mean negative log-likelihood"),
+    "brier": Metric("Brier score", "squared distance between probabilities and true label, from 0 to 2"),
+    "ece": Metric("ECE", "expected calibration error: mean gap between confidence and accuracy, in 15 bins"),
+    "rmse": Metric("RMSE", "root mean squared error, in units of the target"),
     "coverage": Metric(
         "Coverage",
-        "share of targets inside the predicted central 90 % interval",
+        "share of targets inside the central 90 % prediction interval",
         larger_is_better=True,
         decimals=2,
         unit="%",
         nominal=90,
     ),
-    "entropy": Metric("Entropy", "all the uncertainty of a prediction", unit="nats", score=False),
-    "mutual_information": Metric("Mutual information", "its part from not knowing the model", unit="nats", score=False),
-    "deviation": Metric("Predicted deviation", "standard deviation of a predicted target", score=False),
-    "model_deviation": Metric("Model’s deviation", "its part from not knowing the model", score=False),
+    "entropy": Metric("Entropy", "total uncertainty of a prediction", unit="nats", score=False),
+    "mutual_information": Metric(
+        "Mutual information", "model uncertainty, a part of the entropy", unit="nats", score=False
+    ),
+    "deviation": Metric("Predicted deviation", "standard deviation of a prediction", score=False),
+    "model_deviation": Metric(
+        "Model deviation", "the part of it that is due to uncertainty about the model", score=False
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds and the sample standard deviation beside it, None with one seed."""
+    """A mean over seeds."""
 
     value: float
     std: float | None = None
+    """Sample standard deviation over seeds; None with one seed."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One model as one estimator sees it: per metric the mean over clients and the worst client."""
+    """The scores of one model by one estimator, by metric."""
 
     model: str
     estimator: str
     mean: dict[str, Estimate]
+    """Mean over clients."""
     worst: dict[str, Estimate]
+    """The worst client."""
 
 
 def metric(name: str) -> Metric:
-    """A metric this module has never heard of still gets a column under its own name."""
+    """Return how to show a metric; an unknown one is shown under its own name."""
     return METRICS.get(name, Metric(name))
 
 
-def text(name: str, estimate: Estimate) -> str:
-    """An estimate of the metric `name` as printed: "97.12 ± 0.08", or "n/a" where there is no number."""
+def format_estimate(name: str, estimate: Estimate) -> str:
+    """Format a mean and its standard deviation with the decimals of the metric, "n/a" if it is not finite."""
     decimals = metric(name).decimals
     if not math.isfinite(estimate.value):
         return "n/a"
@@ -90,11 +95,11 @@ def text(name: str, estimate: Estimate) -> str:
 
 
 def estimator_title(name: str) -> str:
-    """How a prediction was made from a distribution over models, in words."""
+    """Describe an estimator: how a distribution over models becomes a prediction."""
     if name.endswith("+prior"):
         return f"{estimator_title(name.removesuffix('+prior'))}, with the client's label prior"
     if name.startswith("mc"):
-        return f"{name.removeprefix('mc')} samples averaged"
+        return f"average of {name.removeprefix('mc')} samples"
     titles = {
         "one": "one sample",
         "mean": "mean network",
@@ -105,63 +110,65 @@ def estimator_title(name: str) -> str:
     return titles.get(name, name)
 
 
-def split(run: Run) -> str:
-    """The part of the data on which the models were scored: "test" or "validation"."""
-    return str(run.config.get("evaluation", {}).get("split", "test"))
-
-
-def evaluated(run: Run) -> list[dict[str, Any]]:
-    """The logged rounds in which a model was scored; none if no client has anything to be scored on."""
-    if not any(run.info["test_sizes"]):
+def evaluated(run: Run) -> list[RoundRecord]:
+    """Return the logged rounds in which a model was scored; none if no client has data to be scored on."""
+    if not any(run.info.test_sizes):
         return []
-    return [record for record in run.rounds if any(record.get(model) for model in MODELS)]
+    return [record for record in run.rounds if record.personal or record.shared]
 
 
-def final(run: Run) -> dict[str, Any]:
-    """The evaluated round whose models are kept: the last one or, with early stopping, the best on validation data."""
+def final(run: Run) -> RoundRecord:
+    """Return the evaluated round whose models are kept: the last one or, with early stopping, the best one."""
     records = evaluated(run)
-    kept = (run.summary or {}).get("kept_round")
-    return next((record for record in records if record["round"] == kept), records[-1])
+    kept = run.summary.kept_round if run.summary else None
+    return next((record for record in records if record.round == kept), records[-1])
 
 
 def models(run: Run) -> list[str]:
-    """The models that the final round has numbers for."""
-    return [model for model in MODELS if evaluated(run) and final(run).get(model)]
+    """Return the models that are scored in the final round."""
+    return [model for model in MODELS if evaluated(run) and final(run).scores(model)]
 
 
 def estimators(run: Run, model: str) -> list[str]:
-    """The estimators of a model, the one that headlines use first."""
-    names = list(final(run)[model])
-    wanted = run.summary["estimator"] if run.summary else None
-    # While there is no summary: averaged samples, if the method samples at all.
-    return sorted(names, key=lambda name: (name != wanted, not name.startswith("mc")))
+    """Return the estimators of a model, the headline estimator first."""
+    wanted = run.summary.estimator if run.summary else None
+    # Without a summary, the average of samples comes first, if the method draws samples.
+    return sorted(final(run).scores(model), key=lambda name: (name != wanted, not name.startswith("mc")))
 
 
 def metric_names(run: Run) -> list[str]:
-    """The scores of a run in the order of its log."""
+    """Return the scores of a run in the order of its log."""
     names: dict[str, None] = {}
     for model in models(run):
-        names |= dict.fromkeys(final(run)[model][estimators(run, model)[0]])
+        names |= dict.fromkeys(final(run).scores(model)[estimators(run, model)[0]])
     return [name for name in names if metric(name).score]
 
 
 def headline(run: Run) -> list[Row]:
-    """One row per model, at the final round, with the estimator that the run recommends."""
+    """Return one row per model: the final round, by the headline estimator."""
     return [_row(run, model, estimators(run, model)[0]) for model in models(run)]
 
 
 def every_estimator(run: Run) -> list[Row]:
-    """One row per model and estimator, at the final round."""
+    """Return one row per model and estimator: the final round."""
     return [_row(run, model, estimator) for model in models(run) for estimator in estimators(run, model)]
 
 
+def data_title(run: Run) -> str:
+    """Return a name for the data of a run."""
+    if run.info.federation is not None:
+        return f"the data of {len(run.info.clients)} nodes"
+    return "your own data" if run.info.digest is None else run.experiment.data.title
+
+
 def comparable(runs: Sequence[Run]) -> bool:
-    """Whether all runs were scored on the same data."""
-    return all((run.config["data"], split(run)) == (runs[0].config["data"], split(runs[0])) for run in runs)
+    """Return whether all runs were scored on the same data."""
+    scored_on = [(data_title(run), run.experiment.data, run.experiment.evaluation.split) for run in runs]
+    return all(each == scored_on[0] for each in scored_on)
 
 
 def leaders(runs: Sequence[Run], model: str) -> dict[str, int]:
-    """Per metric, the index of the run with the best mean: among finished ones, and only where they compare."""
+    """Return by metric the index of the finished run with the best mean; empty if the runs are not comparable."""
     if not comparable(runs):
         return {}
     rows = {
@@ -178,45 +185,42 @@ def leaders(runs: Sequence[Run], model: str) -> dict[str, int]:
 
 
 def curve(run: Run, model: str, estimator: str, name: str) -> list[tuple[int, Estimate]]:
-    """The mean over clients, round by round."""
+    """Return the mean over clients by round."""
     return [
-        (record["round"], over_seeds(mean_over_clients(numbers(record[model][estimator][name]), sizes(run, record))))
+        (record.round, over_seeds(mean_over_clients(numbers(logged), sizes(run, record))))
         for record in evaluated(run)
-        if name in (record.get(model) or {}).get(estimator, {})
+        if (logged := record.scores(model).get(estimator, {}).get(name)) is not None
     ]
 
 
 def client_curves(run: Run, model: str, name: str) -> list[list[tuple[int, float]]]:
-    """A metric of every client, round by round, by the headline estimator and as the mean over seeds; none if it was
-    not logged."""
+    """Return a metric of every client by round: headline estimator, mean over seeds; empty if it was not logged."""
     estimator = estimators(run, model)[0]
-    logged = [
-        (record["round"], numbers(record[model][estimator][name]).mean(axis=0))
+    by_round = [
+        (record.round, numbers(logged).mean(axis=0))
         for record in evaluated(run)
-        if name in (record.get(model) or {}).get(estimator, {})
+        if (logged := record.scores(model).get(estimator, {}).get(name)) is not None
     ]
-    clients = range(len(run.info["clients"]) if logged else 0)
-    return [[(number, float(values[client])) for number, values in logged] for client in clients]
+    clients = range(len(run.info.clients) if by_round else 0)
+    return [[(number, float(values[client])) for number, values in by_round] for client in clients]
 
 
 @dataclass(frozen=True)
 class WindowRow:
-    """A model's first metric over the rounds of training.evaluate_window.
-
-    The best round is picked on the very data it is scored on: it is what papers print, not an unbiased estimate.
-    """
+    """A model's first metric over the rounds of training.evaluate_window."""
 
     model: str
     estimator: str
     best: Estimate
+    """The best round, picked on the data it is scored on: what papers print, not an unbiased estimate."""
     mean: Estimate
     last: Estimate
 
 
 def window(run: Run) -> list[WindowRow]:
-    """One row per model and estimator; none if the run has no window or has not come to it."""
-    first, last = run.config["training"].get("evaluate_window") or (1, 0)
-    records = [record for record in evaluated(run) if first <= record["round"] <= last]
+    """Return one row per model and estimator; none if the run has no window or has not reached it."""
+    first, last = run.experiment.training.evaluate_window or (1, 0)
+    records = [record for record in evaluated(run) if first <= record.round <= last]
     rows = []
     for model in models(run) if records else []:
         name = metric_names(run)[0]
@@ -228,23 +232,28 @@ def window(run: Run) -> list[WindowRow]:
     return rows
 
 
-def by_seed(run: Run, records: Sequence[dict[str, Any]], model: str, estimator: str, name: str) -> Floats:
-    """The mean over clients in every round that the estimator was scored in: (rounds, seeds)."""
-    scored = [(record[model][estimator][name], sizes(run, record)) for record in records if estimator in record[model]]
-    return np.stack([mean_over_clients(numbers(logged), weights) for logged, weights in scored])
+def by_seed(run: Run, records: Sequence[RoundRecord], model: str, estimator: str, name: str) -> Floats:
+    """Return the mean over clients in every round in which the estimator was scored: (rounds, seeds)."""
+    scored = [(record.scores(model), sizes(run, record)) for record in records]
+    return np.stack(
+        [
+            mean_over_clients(numbers(scores[estimator][name]), weights)
+            for scores, weights in scored
+            if estimator in scores
+        ]
+    )
 
 
 def per_client(run: Run, model: str, name: str) -> list[Estimate]:
-    """A metric of every client at the final round, by the headline estimator."""
-    values = numbers(final(run)[model][estimators(run, model)[0]][name])
+    """Return a metric of every client in the final round, by the headline estimator."""
+    values = numbers(final(run).scores(model)[estimators(run, model)[0]][name])
     return [over_seeds(values[:, client]) for client in range(values.shape[1])]
 
 
 def mean_over_clients(values: Floats, sizes: Floats) -> Floats:
-    """Mean of values (seeds, clients) weighted by test size: every test example counts the same.
+    """Average values (seeds, clients) with weights `sizes`, so that every example counts the same.
 
-    A client without test examples has no number and no weight. Any other missing number is a failure that the
-    mean has to show, so it becomes NaN rather than being left out.
+    A client without examples has no weight. Any other missing number makes the mean NaN, so that the failure shows.
     """
     tested = sizes > 0
     with np.errstate(invalid="ignore", over="ignore"):
@@ -252,31 +261,31 @@ def mean_over_clients(values: Floats, sizes: Floats) -> Floats:
 
 
 def worst_client(name: str, values: Floats, sizes: Floats) -> Floats:
-    """The least good number among the tested clients of every seed, from values (seeds, clients)."""
+    """Return the worst value of each seed among the clients with examples, from values (seeds, clients)."""
     worst = np.min if metric(name).larger_is_better else np.max
     return np.asarray(worst(values[:, sizes > 0], axis=1))
 
 
 def over_seeds(values: Floats) -> Estimate:
-    """Mean and sample standard deviation of one number per seed."""
+    """Return the mean and the sample standard deviation of one number per seed."""
     with np.errstate(invalid="ignore", over="ignore"):
         std = float(np.std(values, ddof=1)) if len(values) > 1 else None
         return Estimate(float(np.mean(values)), std)
 
 
-def pooled_ece(bins: dict[str, Any]) -> float:
-    """Expected calibration error of one reliability diagram: the mean gap between confidence and accuracy."""
+def pooled_ece(bins: Reliability) -> float:
+    """Return the expected calibration error of a reliability diagram."""
     return float(np.abs(_gaps(bins)).sum())
 
 
-def overconfidence(bins: dict[str, Any]) -> float:
-    """Mean confidence minus accuracy over one reliability diagram: positive if the model is too sure."""
+def overconfidence(bins: Reliability) -> float:
+    """Return mean confidence minus accuracy of a reliability diagram: positive for an overconfident model."""
     return float(_gaps(bins).sum())
 
 
-def _gaps(bins: dict[str, Any]) -> Floats:
-    """Confidence minus accuracy per bin, weighted by the share of the bin; empty bins are left out."""
-    confidence, accuracy, count = (numbers(bins[key]) for key in ("confidence", "accuracy", "count"))
+def _gaps(bins: Reliability) -> Floats:
+    """Return confidence minus accuracy of each filled bin, times the share of the bin."""
+    confidence, accuracy, count = numbers(bins.confidence), numbers(bins.accuracy), numbers(bins.count)
     filled = count > 0
     share = count[filled] / count[filled].sum() if filled.any() else count[filled]
     return share * (confidence[filled] - accuracy[filled])
@@ -284,7 +293,7 @@ def _gaps(bins: dict[str, Any]) -> Floats:
 
 def _row(run: Run, model: str, estimator: str) -> Row:
     record = final(run)
-    log, weights = record[model][estimator], sizes(run, record)
+    log, weights = record.scores(model)[estimator], sizes(run, record)
     values = {name: numbers(logged) for name, logged in log.items() if metric(name).score}
     return Row(
         model=model,
@@ -294,13 +303,13 @@ def _row(run: Run, model: str, estimator: str) -> Row:
     )
 
 
-def sizes(run: Run, record: dict[str, Any]) -> Floats:
-    """Test examples of the clients; none of those whose node was away when the record was made: they have no weight."""
-    counts = numbers(run.info["test_sizes"])
-    counts[record.get("absent", [])] = 0
+def sizes(run: Run, record: RoundRecord) -> Floats:
+    """Return the scored examples of each client; 0 for a client that sent no scores for this record."""
+    counts = numbers(run.info.test_sizes)
+    counts[record.absent or []] = 0
     return counts
 
 
 def numbers(logged: Any) -> Floats:
-    """Logged numbers as an array; a null of the log becomes NaN."""
+    """Return logged numbers as an array, with NaN for null."""
     return np.array(logged, dtype=np.float64)

@@ -1,11 +1,11 @@
-"""Run folders: experiments, their execution, and what is kept of it."""
+"""Run folders: experiments, their execution, and the files that it writes."""
 
+from pfedbayes.runs.files import refuse_folder, replacing, write_file, writing
 from pfedbayes.runs.folder import (
     BEST,
     CALIBRATION,
     CLIENTS,
     CONFIG,
-    FORMAT,
     INFO,
     JOURNAL,
     LOG,
@@ -19,15 +19,21 @@ from pfedbayes.runs.folder import (
     Clock,
     Run,
     Writer,
-    describe_code,
-    describe_machine,
-    now,
-    read,
     read_checkpoint,
-    refuse_folder,
-    replacing,
-    write_file,
-    writing,
+    read_info,
+    read_run,
+)
+from pfedbayes.runs.provenance import describe_code, describe_machine, now
+from pfedbayes.runs.schema import (
+    FORMAT,
+    FederationInfo,
+    Hardware,
+    JournalEntry,
+    MethodInfo,
+    NodesPlan,
+    RoundRecord,
+    RunInfo,
+    Summary,
 )
 
 __all__ = [
@@ -47,13 +53,22 @@ __all__ = [
     "Best",
     "Checkpoint",
     "Clock",
+    "FederationInfo",
+    "Hardware",
+    "JournalEntry",
+    "MethodInfo",
+    "NodesPlan",
+    "RoundRecord",
     "Run",
+    "RunInfo",
+    "Summary",
     "Writer",
     "describe_code",
     "describe_machine",
     "now",
-    "read",
     "read_checkpoint",
+    "read_info",
+    "read_run",
     "refuse_folder",
     "replacing",
     "write_file",

@@ -1,4 +1,4 @@
-"""An experiment: a config resolved into data, net, method and schedule."""
+"""An experiment: the config of a run, and the model and the federation that it describes."""
 
 from __future__ import annotations
 
@@ -7,151 +7,30 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pfedbayes.data import DataConfig, Shards
 from pfedbayes.engine.federation import Federation
-from pfedbayes.engine.plan import Dtype, Noise, Over, Plan, Precision, plan_for
-from pfedbayes.engine.population import Resting
+from pfedbayes.engine.plan import Plan, plan_for
 from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError, nearest
-from pfedbayes.evaluation.estimators import EvaluationSplit, Sampling, estimator_names
 from pfedbayes.maths.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.methods import METHODS, Method
 from pfedbayes.nets import Init, Model, Net, WithNoise, cnn, mlp, vgg
-from pfedbayes.nets.convolutions import Convolutions
 from pfedbayes.nets.import_path import build_module, is_import_path
 from pfedbayes.runs.config import build, parse_override, read_toml
+from pfedbayes.runs.sections import Evaluation, Execution, NetConfig
 
-NETS = ("mlp", "vgg", "cnn")
-OF_ALL_NETS = ("name", "init", "sigma_eps")  # settings that also make sense for a module of one's own
-
-
-@dataclass(frozen=True)
-class NetConfig:
-    """name: "mlp", "vgg" or "cnn" (what suits the data, see `fit_net`, if not given), or a module of one's own by its
-    import path, "my_module:MyNet", see `modules.build_module`; settings: what such a module is called with, in a config
-    beside the name; hidden: widths of an MLP's hidden layers; head, norm: options of the VGG; init: see `Net.init` (the
-    method's habit if not given); sigma_eps: the noise of a regression in units of its target (learned if not given).
-    """
-
-    name: str | None = None
-    hidden: tuple[int, ...] | None = None
-    activation: Literal["relu", "tanh"] = "relu"
-    head: Literal["mlp3", "linear"] = "mlp3"
-    norm: Literal["none", "group"] = "none"
-    init: Init | None = None
-    sigma_eps: float | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.name not in (None, *NETS) and not is_import_path(self.name):
-            raise ValueError(
-                f"name is {self.name!r}: choose one of {', '.join(NETS)}, or a module like my_module:MyNet"
-            )
-        if self.sigma_eps is not None and self.sigma_eps <= 0:
-            raise ValueError(f"sigma_eps must be positive, got {self.sigma_eps}")
-        if any(width < 1 for width in self.hidden or ()):
-            raise ValueError(f"hidden widths must be at least 1, got {list(self.hidden or ())}")
-
-    def section(self) -> dict[str, Any]:
-        """Plain values, as in a config."""
-        values: dict[str, Any] = dataclasses.asdict(self)
-        settings: dict[str, Any] = values.pop("settings")
-        if is_import_path(self.name):
-            return {name: values[name] for name in OF_ALL_NETS} | settings
-        return values
-
-    @classmethod
-    def from_section(cls, values: Mapping[str, Any]) -> NetConfig:
-        """From a config; what it says beside the import path of a module goes to the module."""
-        if not is_import_path(str(values.get("name"))):
-            return build(cls, values, "net")
-        own = {name: value for name, value in values.items() if name in OF_ALL_NETS}
-        settings = {name: value for name, value in values.items() if name not in OF_ALL_NETS}
-        return dataclasses.replace(build(cls, own, "net"), settings=settings)
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """samples: weight draws averaged in a prediction; split: the data on which models are scored; label_prior: score
-    every model also with the client's own label frequencies added to what it says, as a column of its own; estimators:
-    which of "one", "mc10" and "mean" to score where weights are drawn (all if not given); sampling: draw the "weights",
-    in "pairs" with opposite noise, which steadies their average, or the "activations" of dense layers, which is
-    cheaper; clients: score only so many of them, drawn once (all if not given); average_every: score the average of the
-    draws, the dearest, only in rounds divisible by it and in the last.
-    """
-
-    samples: int = 10
-    label_prior: bool = False
-    split: EvaluationSplit = "test"
-    estimators: tuple[str, ...] | None = None
-    sampling: Sampling = "weights"
-    clients: int | None = None
-    average_every: int = 1
-
-    def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise ValueError(f"samples must be at least 1, got {self.samples}")
-        known = estimator_names(self.samples)
-        if self.estimators is not None and (not self.estimators or not set(self.estimators) <= set(known)):
-            raise ValueError(f"estimators must be some of {', '.join(known)}, got {list(self.estimators)}")
-        if self.clients is not None and self.clients < 1:
-            raise ValueError(f"clients must be at least 1, got {self.clients}")
-        if self.average_every < 1:
-            raise ValueError(f"average_every must be at least 1, got {self.average_every}")
-        if self.average_every > 1 and not self._without_average:
-            raise ValueError("average_every leaves nothing to score in most rounds: give another estimator too")
-
-    @property
-    def _without_average(self) -> tuple[str, ...]:
-        known = estimator_names(self.samples)
-        return tuple(name for name in self.estimators or known if name != known[1])
-
-    def after(self, round: int, rounds: int) -> dict[str, Any]:
-        """What `Prediction.evaluate` is asked after this round of so many."""
-        options = dataclasses.asdict(self)
-        if round % options.pop("average_every") and round != rounds:
-            options["estimators"] = self._without_average
-        return options
-
-
-@dataclass(frozen=True)
-class Execution:
-    """How to run it; chosen to fit where not given, recorded in the run folder, without effect on the results beyond
-    rounding: see `Plan`. checkpoint_seconds: the state is saved about so often, less often where saving takes long.
-    """
-
-    over: Over | None = None
-    chunk: int | None = None
-    threads: int | None = None
-    dtype: Dtype = "float32"
-    compile: bool | None = None
-    graph: bool | None = None
-    noise: Noise | None = None
-    precision: Precision | None = None
-    convolutions: Convolutions | None = None
-    resting: Resting | None = None
-    checkpoint_seconds: float = 20.0
-
-    def __post_init__(self) -> None:
-        for name in ("chunk", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-
-    def adapt(self, plan: Plan) -> Plan:
-        """The plan with everything that is set here."""
-        wanted = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
-        del wanted["checkpoint_seconds"]
-        if self.over == "loop":
-            wanted = {"compile": False, "graph": False} | wanted
-        elif self.noise == "torch":
-            wanted = {"graph": False} | wanted
-        return dataclasses.replace(plan, **wanted)
+MAIN_JOB: dict[str, dict[str, Any]] = {"method": {"name": "pfedbayes", "zeta": 1.0}}
+# Defaults for the user's own data.
+OWN_DATA: dict[str, dict[str, Any]] = {
+    "data": {"test_fraction": 0.2, "validation": 0.2},
+    "method": {"name": "pfedbayes", "zeta": 1.0},
+    "training": {"rounds": 300, "local_steps": 20, "batch_size": 32, "evaluate_every": 5, "patience": 50},
+}
 
 
 @dataclass(frozen=True)
@@ -166,7 +45,7 @@ class Experiment:
     execution: Execution
 
     def sections(self) -> dict[str, dict[str, Any]]:
-        """Plain values by section, as in the file."""
+        """Return plain values by section, as in a config file."""
         sections = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
         sections["data"] = self.data.section()
         sections["net"] = self.net.section()
@@ -174,35 +53,36 @@ class Experiment:
         return sections
 
     def digest(self, seeds: Sequence[int]) -> str:
-        """Identity of what is computed."""
+        """Return a hash of the seeds and of every setting on which the results depend."""
         return hashlib.sha256(
             json.dumps([_computed(self.sections()), list(seeds)], sort_keys=True).encode()
         ).hexdigest()
 
     def difference(self, config: Mapping[str, Mapping[str, Any]]) -> str | None:
-        """The first setting by which the config of an earlier run computes something else, and how; None if there is
-        none. What that config does not have is younger than the run, and counts as having its default value."""
+        """Return the first setting by which an earlier config gives other results, as "NAME was X and is Y"; else None.
+
+        A setting that the earlier config lacks is newer than the run, and counts as its default.
+        """
         before, now = _computed(config), _computed(self.sections())
         for section, values in now.items():
             fields = dataclasses.fields(getattr(self, section))
             was = {each.name: default_of(each) for each in fields if each.name in values}
             was |= before.get(section, {})
             for name in was | values:
-                old, new = (
-                    json.loads(json.dumps(settings.get(name))) for settings in (was, values)
-                )  # lists, not tuples
+                # Through JSON, which turns tuples into lists.
+                old, new = (json.loads(json.dumps(settings.get(name))) for settings in (was, values))
                 if old != new:
                     return f"{section}.{name} was {json.dumps(old)} and is {json.dumps(new)}"
         return None
 
 
 def default_of(setting: dataclasses.Field[Any]) -> Any:
-    """The value of a setting that nobody has set; dataclasses.MISSING if it has to be."""
+    """Return the default of a field; dataclasses.MISSING if it has none."""
     return setting.default if setting.default_factory is dataclasses.MISSING else setting.default_factory()
 
 
 def _computed(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Settings that say what is computed: all but where the files lie, how it is run and for how long."""
+    """Return the settings on which results depend: all but paths, the number of rounds and [execution]."""
     others = {"data": ("dir", "path"), "training": ("rounds",)}
     return {
         section: {name: value for name, value in values.items() if name not in others.get(section, ())}
@@ -211,29 +91,20 @@ def _computed(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, 
     }
 
 
-Change = tuple[str, str, Any]  # section, key and value of a setting
+Change = tuple[str, str, Any]  # section, key, value
 SECTIONS = [section.name for section in dataclasses.fields(Experiment)]
 
 
 def method_name(method: Method) -> str:
-    """The name by which configs call a method."""
+    """Return the name of a method in configs."""
     return next(name for name, cls in METHODS.items() if type(method) is cls)
 
 
-MAIN_JOB: dict[str, dict[str, Any]] = {"method": {"name": "pfedbayes", "zeta": 1.0}}
-# What one's own data are trained with if nothing is said.
-OWN_DATA: dict[str, dict[str, Any]] = {
-    "data": {"test_fraction": 0.2, "validation": 0.2},
-    "method": {"name": "pfedbayes", "zeta": 1.0},
-    "training": {"rounds": 300, "local_steps": 20, "batch_size": 32, "evaluate_every": 5, "patience": 50},
-}
+def read_experiment(path: Path | None = None, overrides: Sequence[str] = ()) -> Experiment:
+    """Read an experiment from a TOML file and apply overrides such as "training.rounds=100".
 
-
-def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Experiment:
-    """The experiment of a TOML file with overrides. Without a file: one's own data by the preset `OWN_DATA` if an
-    override gives data.path, else the main job, pFedBayes on small MNIST.
-
-    Settings of [method] belong to the method they were written for: when an override names another method, they go.
+    Without a file the experiment is `OWN_DATA` if an override gives data.path, else `MAIN_JOB`: pFedBayes on small
+    MNIST. An override that names another method drops the file's other settings of [method].
     """
     if path:
         return from_sections(read_toml(path), overrides)
@@ -242,12 +113,12 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Experiment:
 
 
 def from_sections(sections: Mapping[str, Any], overrides: Sequence[str] = ()) -> Experiment:
-    """The experiment of config sections."""
+    """Build an experiment from config sections and overrides."""
     return resolve(sections, [parse_override(text) for text in overrides])
 
 
 def resolve(sections: Mapping[str, Any], changes: Sequence[Change] = ()) -> Experiment:
-    """The experiment of config sections with changed settings (section, key, value)."""
+    """Build an experiment from config sections with changes (section, key, value)."""
     for section, values in sections.items():
         if section not in SECTIONS:
             raise UserError(f"unknown section [{section}]: {nearest(section, SECTIONS)}")
@@ -282,12 +153,13 @@ def resolve(sections: Mapping[str, Any], changes: Sequence[Change] = ()) -> Expe
         )
     if training.patience is not None and not has_validation:
         raise UserError(
-            "training.patience stops on validation data, and data.validation is 0: hold out a fraction of the training "
+            "training.patience needs validation data, but data.validation is 0: hold out a fraction of the training "
             "data, or leave patience out"
         )
     if training.patience is not None and evaluation.average_every > 1:
         raise UserError(
-            "training.patience may keep a round that evaluation.average_every has left without its score: set one"
+            "training.patience and evaluation.average_every exclude each other (the best round may have no score): "
+            "set one"
         )
     if data.name != "files":
         image_net = "vgg" if data.name == "cifar10" else "mlp"
@@ -301,7 +173,7 @@ def resolve(sections: Mapping[str, Any], changes: Sequence[Change] = ()) -> Expe
 
 
 def _settle(net: NetConfig, method: Method, name: str, hidden: tuple[int, ...]) -> NetConfig:
-    """The config with this name and these widths where nothing else is wanted, and with an initialisation."""
+    """Fill in the name, the hidden widths and the initialisation where the config leaves them open."""
     name = method.needs.net or net.name or name
     inits: dict[str, Init] = {"mlp": method.habits.init, "vgg": "kaiming", "cnn": "kaiming"}
     return dataclasses.replace(
@@ -310,8 +182,11 @@ def _settle(net: NetConfig, method: Method, name: str, hidden: tuple[int, ...]) 
 
 
 def fit_net(net: NetConfig, shards: Shards, method: Method) -> NetConfig:
-    """The config with all that it leaves to the data: for images the paper's networks where they fit, else a CNN; for
-    tables an MLP whose width grows with the square root of the number of rows, from 16 to 100."""
+    """Fill in what the config leaves to the data.
+
+    Images get the paper's networks where they fit, else a CNN. Tables get an MLP whose width is the square root of the
+    number of rows, between 16 and 100.
+    """
     shape = tuple(shards.x.shape[1:])
     if len(shape) == 3:
         paper = {(3, 32, 32): "vgg", (1, 28, 28): "mlp"}
@@ -321,7 +196,7 @@ def fit_net(net: NetConfig, shards: Shards, method: Method) -> NetConfig:
 
 
 def build_model(net: NetConfig, shards: Shards, method: Method) -> Model:
-    """The network that fits the data and the method, and its likelihood."""
+    """Build the network and its likelihood for the data and the method."""
     net = fit_net(net, shards, method)
     shape = tuple(shards.x.shape[1:])
     targets = shards.num_classes if shards.num_classes is not None else shards.y.shape[1]
@@ -359,7 +234,7 @@ def build_federation(
     model: Model | None = None,
     clients_file: Path | None = None,
 ) -> Federation:
-    """A federation at round 0; the model is the experiment's unless another is given."""
+    """Build a federation at round 0, with the experiment's model unless another is given."""
     model = model or build_model(experiment.net, shards, experiment.method)
     init = fit_net(experiment.net, shards, experiment.method).init
     make = partial(Federation, shards, model, experiment.method, experiment.training, seeds, init)

@@ -1,4 +1,4 @@
-"""JSON files that a user names: what is amiss in one is a line that says so."""
+"""Read JSON files that a user names, with one-line errors."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from pfedbayes.errors import UserError
 
-Kinds = Mapping[str, type | UnionType]  # by key, of the values of an object
+Kinds = Mapping[str, type | UnionType]  # types of the values of an object, by key
 NUMBER = int | float
 
 
 def read_json(path: Path, what: str, check: Callable[[Any], None], remedy: str) -> Any:
-    """What the file holds. check: raises a ValueError that says what is wrong with it."""
+    """Return the content of a file. check: raises ValueError if the content is wrong, and may amend it."""
     try:
         content = json.loads(path.read_text())
         check(content)
@@ -27,7 +27,7 @@ def read_json(path: Path, what: str, check: Callable[[Any], None], remedy: str) 
 
 
 def require_keys(value: Any, kinds: Kinds, called: str) -> None:
-    """Refuse what is no object with these keys and such values."""
+    """Raise ValueError unless the value is an object with these keys and values of these types."""
     if not isinstance(value, dict):
         raise ValueError(f"{called} is no object")
     for key, kind in kinds.items():

@@ -21,7 +21,7 @@ from pfedbayes.evaluation.estimators import Which
 from pfedbayes.evaluation.posterior import Answer, Weights
 from pfedbayes.maths.likelihoods import Likelihood, Regression
 from pfedbayes.maths.metrics import confidence, doubt, log_average, moments
-from pfedbayes.runs.experiment import NetConfig
+from pfedbayes.runs.sections import NetConfig
 from pfedbayes.serving.sheets import sheet
 from pfedbayes.trust import conformal
 from pfedbayes.trust.calibration import DELTA, DRAWS, Promises, Scores, promise

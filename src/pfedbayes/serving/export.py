@@ -20,7 +20,7 @@ from pfedbayes.data.own.readers import optional
 from pfedbayes.errors import UserError
 from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.nets import Pixels
-from pfedbayes.runs.folder import write_file
+from pfedbayes.runs.files import write_file
 from pfedbayes.serving.client import Client, Wish
 from pfedbayes.serving.portable import client_bytes
 from pfedbayes.serving.sheets import require_folder

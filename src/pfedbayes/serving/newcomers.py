@@ -16,7 +16,7 @@ from pfedbayes.engine.personalisation import personalise
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.posterior import Answer, answering, weights_of
 from pfedbayes.maths.metrics import METRICS, scores
-from pfedbayes.runs import execution
+from pfedbayes.runs import saving
 from pfedbayes.serving.client import Client
 from pfedbayes.serving.opening import load_models
 from pfedbayes.trust import calibration
@@ -124,10 +124,10 @@ def join(
 
 def _load(run: Path, kept: Kept, device: str) -> tuple[Federation, bool]:
     """The federation of a run with its data if they are still there, and whether they are not."""
-    if runs.read(run).config["method"]["name"] != "pfedbayes":
+    if runs.read_info(run).method.name != "pfedbayes":
         raise UserError(f"{run} has no distribution over models to start from: a newcomer needs a run of pfedbayes")
     try:
-        return execution.load(run, device=device), False
+        return saving.load(run, device=device), False
     except UserError:
         return load_models(run, kept, device=device), True
 

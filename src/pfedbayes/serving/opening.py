@@ -11,8 +11,8 @@ from pfedbayes.engine.federation import Federation
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Which
 from pfedbayes.evaluation.posterior import answering, weights_of
-from pfedbayes.runs import execution
-from pfedbayes.runs.experiment import build_model, from_sections
+from pfedbayes.runs import saving
+from pfedbayes.runs.experiment import build_model
 from pfedbayes.serving.client import Client
 from pfedbayes.serving.portable import read_client
 from pfedbayes.trust import calibration
@@ -91,8 +91,8 @@ def _of_run(federation: Federation, kept: Kept, name: str | None, which: Which) 
 
 def load_models(folder: Path, kept: Kept, which: Which = "shared", device: str = "auto") -> Federation:
     """The trained federation of a run, without its data unless the method makes its models from them."""
-    experiment = from_sections(runs.read(folder).config)
+    experiment = runs.read_run(folder).experiment
     if which == "personal" and experiment.method.adapts:
-        return execution.load(folder, device=device)
+        return saving.load(folder, device=device)
     shards = kept.stand_in()
-    return execution.load(folder, shards, build_model(kept.net, shards, experiment.method), device)
+    return saving.load(folder, shards, build_model(kept.net, shards, experiment.method), device)

@@ -18,7 +18,7 @@ from pfedbayes.maths.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.nets import Model, Net, WithNoise
 from pfedbayes.nets.import_path import build_module
 from pfedbayes.nets.layers import describe, rebuild
-from pfedbayes.runs.experiment import NetConfig
+from pfedbayes.runs.sections import NetConfig
 from pfedbayes.serving.client import Asked, Client, Wish
 from pfedbayes.trust import calibration
 from pfedbayes.trust.calibration import DRAWS, Scores, read_safetensors

@@ -14,7 +14,7 @@ import numpy as np
 
 from pfedbayes.data.own.readers import SUFFIXES, optional
 from pfedbayes.errors import UserError
-from pfedbayes.runs.folder import replacing
+from pfedbayes.runs.files import replacing
 
 Write = Callable[[Mapping[str, Any]], None]  # more rows: columns of equal length by name
 

@@ -1,4 +1,4 @@
-"""The cells of a sweep from its file."""
+"""The cells of a sweep, read from its file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pfedbayes.errors import UserError, nearest
 from pfedbayes.runs.config import read_toml
 from pfedbayes.runs.experiment import SECTIONS, Change, Experiment, method_name, resolve
 
-# What a row may vary by a list, from the outermost loop to the innermost, and the setting that it stands for.
+# What a row may list, from the outermost loop to the innermost, and the setting that it sets.
 AXES = {
     "dataset": ("data", "name"),
     "size": ("data", "size"),
@@ -27,36 +27,38 @@ WINDOW_SHARE = 8  # the paper scores the last eighth of its rounds
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep: its name, what it is in the words of a table, its experiment and seeds; `changes` are the
-    settings that the sweep file itself gives it, `varied` those by which it differs from the other cells of its row;
-    `lacks`: why it cannot be run yet, if it cannot."""
+    """One run of a sweep."""
 
     name: str
     facts: dict[str, str]
+    """What tables call it: preset, dataset, size, split, method, variant."""
     experiment: Experiment
     seeds: tuple[int, ...]
     changes: tuple[Change, ...]
+    """Settings that the sweep file gives to this cell."""
     varied: dict[str, Any]
+    """Settings that vary inside its row."""
     lacks: str | None = None
+    """Why the cell cannot run yet; None if it can."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Identity of what is computed: the seeds and every setting that is not the default."""
+        """The identity of the results: the seeds, and every setting of the computation that is not the default."""
         found: dict[str, Any] = {"seeds": list(self.seeds)}
         for section in SECTIONS:
-            if section != "execution":  # how it is run does not matter
-                found |= _unusual(section, getattr(self.experiment, section))
+            if section != "execution":
+                found |= _not_default(section, getattr(self.experiment, section))
         found.pop("data.dir", None)
         return found
 
     @property
     def kind(self) -> tuple[str, str]:
-        """Cells of one kind take about the same time."""
+        """Cells of one kind take about the same time: method and data set."""
         return self.facts["method"], self.facts["dataset"]
 
 
-def _unusual(section: str, values: Any) -> dict[str, Any]:
-    """Settings of a section that are not the default, as JSON would give them back."""
+def _not_default(section: str, values: Any) -> dict[str, Any]:
+    """Return the settings of a section that are not the default, as JSON reads them back."""
     named: dict[str, Any] = {"method.name": method_name(values)} if section == "method" else {}
     for item in dataclasses.fields(values):
         value = getattr(values, item.name)
@@ -65,8 +67,8 @@ def _unusual(section: str, values: Any) -> dict[str, Any]:
     return named
 
 
-def load(path: Path) -> list[Cell]:
-    """The cells of a sweep file, in the order in which they are to be run."""
+def read_cells(path: Path) -> list[Cell]:
+    """Read the cells of a sweep file, in the order in which they are run."""
     file = read_toml(path)
     _refuse_unknown(file, FILE_KEYS, str(path))
     rows = file.get("rows")
@@ -78,7 +80,7 @@ def load(path: Path) -> list[Cell]:
         _refuse_unknown(row, ROW_KEYS, f"[[rows]] of {path}")
         for cell in _cells(path, file, row, presets):
             if cell.name in cells:
-                raise UserError(f"{path} describes {cell.name} twice: remove one, or give it a variant of its own")
+                raise UserError(f"{path} describes {cell.name} twice: remove one, or give it another variant")
             cells[cell.name] = cell
     if not cells:
         raise UserError(f"{path} describes no cells: a list in its [[rows]] is empty")
@@ -87,7 +89,7 @@ def load(path: Path) -> list[Cell]:
 
 def _read_presets(path: Path) -> dict[str, Any]:
     if not path.exists():
-        raise UserError(f"{path} is not there yet: write it by pfedbayes sweep with tuning.toml and --choose {path}")
+        raise UserError(f"{path} does not exist: write it with pfedbayes sweep tuning.toml --choose {path}")
     return read_toml(path)
 
 
@@ -111,7 +113,7 @@ def _cells(path: Path, file: dict[str, Any], row: dict[str, Any], presets: dict[
             if method in presets.get(dataset, {}):
                 chosen += _changes(presets[dataset][method], path)
             else:
-                lacks = f"{file['preset_file']} has no settings for {method} on {dataset}: choose them by --choose"
+                lacks = f"{file['preset_file']} has no settings for {method} on {dataset}: write them with --choose"
         for point in row.get("vary", [{}]):
             varied = _changes(point, path)
             cell = _cell(path, file, row, base, [*chosen, *common, *varied], varied)
@@ -119,7 +121,7 @@ def _cells(path: Path, file: dict[str, Any], row: dict[str, Any], presets: dict[
 
 
 def _base(path: Path, file: dict[str, Any], named: dict[str, str]) -> dict[str, Any]:
-    """The sections of the experiment file that a cell starts from."""
+    """Return the sections of the experiment file on which a cell is based."""
     if "base" not in file:
         return {}
     try:
@@ -151,7 +153,7 @@ def _cell(
             experiment, training=dataclasses.replace(experiment.training, evaluate_window=window)
         )
     if experiment.data.name == "regression":
-        raise UserError(f"{path} asks for a regression: a sweep compares accuracies, so give it labels")
+        raise UserError(f"{path} has a regression, but a sweep compares accuracies: use data with labels")
     count = row.get("seeds", file.get("seeds", 1))
     if type(count) is not int or count < 1:
         raise UserError(f"seeds is {count!r} in {path}: give a whole number, at least 1")
@@ -171,12 +173,14 @@ def _cell(
 
 
 def select(cells: Sequence[Cell], only: Sequence[str] = (), part: tuple[int, int] = (1, 1)) -> list[Cell]:
-    """Cells that have all the words of one of the texts in `only`, and of these every n-th for part (i, n).
+    """Return the cells whose names have all the words of a text in `only`; of these, every n-th for part (i, n).
 
-    A word is a whole part of a name, such as mnist or fedavg, or else any piece of it.
+    A word matches a whole part of a name, such as mnist or fedavg; a word that is no such part matches any piece.
     """
     if not all(text.split() for text in only):
-        raise UserError("--only is empty: give words of the names that --dry-run lists, or leave it out for all cells")
+        raise UserError(
+            "--only is empty: give words of the names that --dry-run lists, or leave it out to run all cells"
+        )
     whole = {word for cell in cells for word in cell.name.split("_")}
 
     def has(cell: Cell, word: str) -> bool:
@@ -184,13 +188,13 @@ def select(cells: Sequence[Cell], only: Sequence[str] = (), part: tuple[int, int
 
     chosen = [cell for cell in cells if not only or any(all(has(cell, w) for w in text.split()) for text in only)]
     if not chosen:
-        raise UserError(f"no cell is called {' or '.join(only)}: --dry-run lists them")
+        raise UserError(f"no cell matches {' or '.join(only)}: --dry-run lists the cells")
     number, of = part
     return chosen[number - 1 :: of]
 
 
 def parse_part(text: str) -> tuple[int, int]:
-    """ "2/3" -> (2, 3)."""
+    """Parse "2/3" as (2, 3)."""
     number, _, of = text.partition("/")
     if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
         raise UserError(f"--part {text!r} is not understood: write 1/3, 2/3 or 3/3 for a third of the cells")

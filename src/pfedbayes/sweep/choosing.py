@@ -1,4 +1,4 @@
-"""The best of several settings by the results of a sweep: how the preset "tuned" comes about."""
+"""Choose the best settings by the results of a sweep, and write them as the preset "tuned"."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from pfedbayes.sweep.cells import Cell
 from pfedbayes.sweep.results import Results, seeds_to_do
 from pfedbayes.sweep.scores import DEFAULT, overall
 
-# Settings of a tuning run that are not the method's: for how long it is run and when it is looked at.
+# Settings of the schedule of a tuning run, which the preset leaves out.
 SCHEDULE = {"rounds", "seed", "evaluate_every", "evaluate_window"}
-# How the draws of a score are made is the method's too; on which data it is scored is not.
+# Settings of [evaluation] that the preset takes over.
 SCORING = {"sampling"}
 
 
 def choose(cells: Sequence[Cell], results: Results, path: Path) -> list[str]:
-    """Write the settings of the best row for every data set and method; a line about each.
+    """Write the settings of the best row for every data set and method; return a line about each.
 
-    The rows of a method are compared by validation accuracy, averaged over the last eighth of the rounds, over seeds,
-    sizes and its models. Rows that are not complete, lack a size that others have, or have diverged, are out.
+    Rows are compared by validation accuracy, averaged over the last eighth of the rounds, seeds, sizes and models. Rows
+    that are incomplete, lack a size that others have, or have diverged are left out.
     """
     for cell in cells:
         if cell.experiment.evaluation.split != "validation":
-            raise UserError(f"{cell.name} is scored on test data: settings are chosen on evaluation.split=validation")
+            raise UserError(f"{cell.name} is scored on test data: set evaluation.split=validation to choose settings")
     lines, sections = [], {}
     for dataset, method in dict.fromkeys((cell.facts["dataset"], cell.facts["method"]) for cell in cells):
         rows = _rows(cell for cell in cells if (cell.facts["dataset"], cell.facts["method"]) == (dataset, method))
@@ -38,7 +38,7 @@ def choose(cells: Sequence[Cell], results: Results, path: Path) -> list[str]:
         scored = {key: _score(row, results) for key, row in whole.items()}
         complete = {key: score for key, score in scored.items() if score is not None}
         if not complete:
-            lines.append(f"{method} on {dataset}: no row is complete, so nothing was chosen")
+            lines.append(f"{method} on {dataset}: no row is complete, so no settings were chosen")
             continue
         best = max(complete, key=lambda key: complete[key])
         chosen = rows[best]
@@ -59,7 +59,7 @@ def choose(cells: Sequence[Cell], results: Results, path: Path) -> list[str]:
 
 
 def _rows(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
-    """Cells that differ in their size alone are one row."""
+    """Group cells into rows: the cells of a row differ in size only."""
     rows: dict[str, list[Cell]] = {}
     for cell in cells:
         rows.setdefault(json.dumps(cell.varied, sort_keys=True), []).append(cell)
@@ -67,7 +67,7 @@ def _rows(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
 
 
 def _score(row: Sequence[Cell], results: Results) -> float | None:
-    """The accuracy of a row, or None if a cell of it is not complete or has diverged."""
+    """Return the accuracy of a row; None if one of its cells is incomplete or has diverged."""
     if any(seeds_to_do(cell, results) for cell in row):
         return None
     score = overall([record for cell in row for record in results[cell.name] if record["variant"] == DEFAULT])
@@ -75,7 +75,7 @@ def _score(row: Sequence[Cell], results: Results) -> float | None:
 
 
 def _settings(cell: Cell) -> dict[str, dict[str, Any]]:
-    """What the preset takes over: what the sweep says of net, method, training (not its schedule) and draws."""
+    """Return the settings of a cell that the preset takes over: net, method, training without schedule, sampling."""
     sections: dict[str, dict[str, Any]] = {}
     for section, key, value in cell.changes:
         training = section in ("net", "method", "training") and key not in SCHEDULE
@@ -86,4 +86,4 @@ def _settings(cell: Cell) -> dict[str, dict[str, Any]]:
 
 
 def _text(varied: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in varied.items()) or "as it is"
+    return ", ".join(f"{key}={value}" for key, value in varied.items()) or "default settings"

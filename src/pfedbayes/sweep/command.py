@@ -1,4 +1,4 @@
-"""The command `pfedbayes sweep`: what is there, what is to be done, and how it went."""
+"""The command `pfedbayes sweep`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pfedbayes import runs
 from pfedbayes.engine.plan import choose_device
 from pfedbayes.errors import UserError
 from pfedbayes.sweep import scores
-from pfedbayes.sweep.cells import Cell, load, parse_part, select
+from pfedbayes.sweep.cells import Cell, parse_part, read_cells, select
 from pfedbayes.sweep.choosing import choose
 from pfedbayes.sweep.results import (
     Results,
@@ -32,12 +32,12 @@ from pfedbayes.sweep.results import (
 )
 from pfedbayes.sweep.running import Outcome, Status, run
 
-SHOW_SECONDS = 10.0  # between two lines about a cell
+SHOW_SECONDS = 10.0  # seconds between two progress lines
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the command, see its help."""
+    """The options of the command; see its help."""
 
     out: Path
     device: str = "auto"
@@ -59,14 +59,14 @@ def command(
     stopped: Callable[[], bool],
     console: Console,
 ) -> dict[str, Any]:
-    """Do what the options ask for; the object of --json."""
+    """Run the command; return the object of --json."""
     begun = time.monotonic()
-    cells = load(file)
+    cells = read_cells(file)
     chosen = select(cells, only, parse_part(part))
     if not chosen:
-        console.print(f"part {part} has no cells: there are more parts than cells", soft_wrap=True)
+        console.print(f"part {part} is empty: there are more parts than cells", soft_wrap=True)
     if options.collect and options.results is None:
-        raise UserError("--collect writes one file of results: say where with --results FILE")
+        raise UserError("--collect needs a file to write: give --results FILE")
     kept = read_results(options.results) if options.results and options.results.exists() else {}
     results = merge(kept, gather(options.out, options.imports))
     if options.redo and not options.dry_run:
@@ -118,13 +118,13 @@ def _list(cells: Sequence[Cell], results: Results, out: Path) -> None:
         if not seeds:
             state = f"done in {scores.seconds(results[cell.name]):.0f} s"
         elif (run_folder(out, cell.name) / runs.INFO).exists():
-            state = "begun"
+            state = "started"
         rounds = cell.experiment.training.rounds
         console.print(f"{number:3} {cell.name}  {len(cell.seeds)} seeds, {rounds} rounds: {state}", soft_wrap=True)
 
 
 class _Teller:
-    """Says where the sweep stands: when a cell begins, and now and then."""
+    """Print a line when a cell starts, and then every SHOW_SECONDS."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

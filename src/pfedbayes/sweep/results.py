@@ -1,4 +1,4 @@
-"""What is kept of the cells of a sweep: records in JSON files, of one cell or of many."""
+"""The results of a sweep: records in JSON files, of one cell or of many."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any
 
 from pfedbayes import runs
 from pfedbayes.errors import UserError
-from pfedbayes.runs.execution import other_config
+from pfedbayes.runs.resume import other_config
 from pfedbayes.sweep import scores
 from pfedbayes.sweep.cells import Cell
 from pfedbayes.sweep.scores import Record
 
 Results = dict[str, list[Record]]  # by cell
-LONGEST_BYTES = 240  # of a name, which "." and ".json.part" go around; most file systems allow 255
+LONGEST_BYTES = 240  # of a file name without its "." and ".json.part"; most file systems allow 255
 
 
 def read_results(path: Path) -> Results:
-    """The records of a file by cell."""
+    """Read the records of a file, by cell."""
     results: Results = {}
-    for record in scores.read(path):
+    for record in scores.read_records(path):
         results.setdefault(record["cell"], []).append(record)
     return results
 
 
 def write_results(path: Path, results: Results) -> None:
-    """All records in one file, a line each, in an order that does not depend on who ran what."""
+    """Write all records to one file, a line each, in an order that does not depend on the order of the runs."""
     records = sorted(
         (record for records in results.values() for record in records),
         key=lambda record: (record["cell"], record["seed"], record["variant"]),
@@ -41,17 +41,17 @@ def write_results(path: Path, results: Results) -> None:
 
 
 def result_file(out: Path, name: str) -> Path:
-    """Where a sweep keeps the results of a cell."""
+    """Return the file with the results of a cell."""
     return out / "cells" / f"{_for_files(name)}.json"
 
 
 def run_folder(out: Path, name: str) -> Path:
-    """Where a sweep keeps a cell that is under way."""
+    """Return the run folder of an unfinished cell."""
     return out / "runs" / _for_files(name)
 
 
 def _for_files(name: str) -> str:
-    """A cell is named after all that it varies: where that is too long for a file, the end is a digest."""
+    """Return a cell name as a file name: a name that is too long is cut and ends in a digest."""
     encoded = name.encode()
     if len(encoded) <= LONGEST_BYTES:
         return name
@@ -60,7 +60,7 @@ def _for_files(name: str) -> str:
 
 
 def gather(out: Path, files: Iterable[Path] = ()) -> Results:
-    """What is known already: from these files and, before them, from the folder of the sweep."""
+    """Merge the results of the files with those of the sweep folder, which take precedence."""
     results: Results = {}
     for path in [*files, *sorted((out / "cells").glob("*.json"))]:
         results = merge(results, read_results(path))
@@ -68,8 +68,7 @@ def gather(out: Path, files: Iterable[Path] = ()) -> Results:
 
 
 def merge(results: Results, later: Results) -> Results:
-    """Both of them. Of a seed of a cell that is in both, the later records; of a cell that was made again with other
-    settings, the later ones alone."""
+    """Merge two results; the later records of a seed win, and those of a cell with other settings stand alone."""
     both = dict(results)
     for name, records in later.items():
         before, anew = results.get(name, []), {record["seed"] for record in records}
@@ -80,20 +79,22 @@ def merge(results: Results, later: Results) -> Results:
 
 
 def _made_with(records: Iterable[Record]) -> dict[str, Any]:
-    """The settings of a cell but for its seeds."""
+    """Return the settings of a cell without its seeds."""
     settings: dict[str, Any] = next((record["settings"] for record in records if "settings" in record), {})
     return {key: value for key, value in settings.items() if key != "seeds"}
 
 
 def seeds_to_do(cell: Cell, results: Results) -> tuple[int, ...]:
-    """The seeds of a cell that have no results yet: all, none, or those that it was given later."""
+    """Return the seeds of a cell that have no results yet."""
     done = {record["seed"] for record in results.get(cell.name, [])}
     return tuple(seed for seed in cell.seeds if seed not in done)
 
 
 def changed(cells: Iterable[Cell], results: Results) -> dict[str, str]:
-    """Cells whose results were made with other settings, or for seeds that they no longer have, and which those were.
-    That they now have more seeds is no change."""
+    """Return the cells whose results have other settings, or seeds that the cell no longer has, with the difference.
+
+    Additional seeds of a cell are not a change.
+    """
     differing: dict[str, str] = {}
     for cell in cells:
         records, now = results.get(cell.name, []), cell.settings
@@ -108,18 +109,18 @@ def changed(cells: Iterable[Cell], results: Results) -> dict[str, str]:
 
 
 def changed_under_way(cells: Iterable[Cell], out: Path, results: Results) -> list[str]:
-    """Cells that were begun with other settings."""
+    """Return the unfinished cells that were started with other settings."""
     found = []
     for cell in cells:
         folder, seeds = run_folder(out, cell.name), seeds_to_do(cell, results)
         begun = seeds and (folder / runs.INFO).exists()
-        if begun and other_config(runs.read(folder), cell.experiment, seeds):
+        if begun and other_config(runs.read_run(folder), cell.experiment, seeds):
             found.append(cell.name)
     return found
 
 
 def refuse_changed(cells: Iterable[Cell], results: Results) -> None:
-    """Results of one name but of different settings are never mixed."""
+    """Raise UserError if a cell has results with other settings."""
     for name, how in changed(cells, results).items():
         raise UserError(
             f"{name} was made with other settings ({how}): add --redo to run it again, or give another --out"
@@ -127,7 +128,7 @@ def refuse_changed(cells: Iterable[Cell], results: Results) -> None:
 
 
 def forget(out: Path, names: Iterable[str], results: Results) -> Results:
-    """The results without these cells, and the folder of the sweep without what it has of them."""
+    """Delete these cells from the folder of the sweep, and return the results without them."""
     dropped = set(names)
     for name in dropped:
         result_file(out, name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Running the cells of a sweep one after another, with what happens on the way."""
+"""Run the cells of a sweep one after another."""
 
 from __future__ import annotations
 
@@ -15,33 +15,38 @@ import torch
 from pfedbayes import runs
 from pfedbayes.errors import Diverged, UserError
 from pfedbayes.memory import give_back_locked_memory
-from pfedbayes.runs import execution
+from pfedbayes.runs.execute import Progress, execute
 from pfedbayes.sweep import scores
 from pfedbayes.sweep.cells import Cell
 from pfedbayes.sweep.results import Results, merge, result_file, run_folder, seeds_to_do, write_results
 from pfedbayes.sweep.scores import Record
 
-START_SECONDS = 30.0  # a cell that cannot even compile before the time is up is not begun
+START_SECONDS = 30.0  # do not start a cell with less time than this before the deadline
 
 
 @dataclass(frozen=True)
 class Status:
-    """Where a sweep stands: cell `number` of `count` after a round, and about how many seconds are left."""
+    """The state of a sweep after a round."""
 
     cell: Cell
     number: int
+    """Number of the cell, from 1."""
     count: int
+    """Number of cells."""
     round: int
     cell_left: float | None
+    """Estimated seconds until the cell is done; None if unknown."""
     sweep_left: float | None
+    """Estimated seconds until the sweep is done; None if unknown."""
 
 
 @dataclass
 class Outcome:
-    """What came of a sweep: all results, and the cells that failed with a line about why."""
+    """The end of a sweep."""
 
     results: Results
     failed: dict[str, str] = field(default_factory=dict)
+    """Failed cells with the reason in one line."""
 
 
 def run(
@@ -56,11 +61,13 @@ def run(
     keep: Callable[[Results], None] = lambda results: None,
     complain: Callable[[str, str], None] = lambda name, reason: None,
 ) -> Outcome:
-    """Run the cells that have no results yet, or not of all seeds, until the deadline (of time.monotonic) or until
-    asked to stop.
+    """Run the cells that lack results of some seeds.
 
-    tell: called after every round; keep: called with all results after every cell; complain: called with the name of a
-    cell that has failed, and why.
+    deadline: stop at this time of time.monotonic.
+    stopped: returns whether to stop after the current round.
+    tell: called after every round.
+    keep: called with all results after every cell.
+    complain: called with the name of a failed cell and the reason.
     """
     outcome = Outcome(dict(results))
     with runs.writing(out):
@@ -76,7 +83,7 @@ def run(
                 records = _run_cell(
                     part, out, device, data_dir, lambda: stopped() or time.monotonic() > deadline, clock, tell
                 )
-            except Exception as error:  # whatever befalls one cell, the others go on
+            except Exception as error:  # an error in one cell does not stop the others
                 if not isinstance(error, UserError):
                     traceback.print_exc()
                 outcome.failed[cell.name] = _one_line(error)
@@ -97,7 +104,7 @@ def run(
 
 
 def _free_memory() -> None:
-    """What a cell has left behind: the next one is another program."""
+    """Free what a cell has left behind: the next cell compiles other programs."""
     gc.collect()
     if torch.cuda.is_available():
         torch.compiler.reset()
@@ -119,13 +126,13 @@ def _run_cell(
     clock: _TimeLeft,
     tell: Callable[[Status], None],
 ) -> list[Record] | None:
-    """The records of a cell, or None if it was interrupted; its folder then has its state."""
+    """Return the records of a cell, or None if it was interrupted: its run folder then holds a checkpoint."""
     if cell.lacks:
         raise UserError(cell.lacks)
     folder = run_folder(out, cell.name)
     names = {**cell.facts, "cell": cell.name, "varied": cell.varied}
     resume = (folder / runs.INFO).exists()
-    rounds = execution.execute(cell.experiment, folder, cell.seeds, device, resume, data_dir)
+    rounds = execute(cell.experiment, folder, cell.seeds, device, resume, data_dir)
     try:
         for step in rounds:
             tell(clock.after(step))
@@ -133,12 +140,12 @@ def _run_cell(
                 rounds.close()
                 return None
     except Diverged as error:
-        return scores.diverged(names, cell.settings, runs.read(folder), str(error))
-    return scores.records(names, cell.settings, runs.read(folder))
+        return scores.diverged(names, cell.settings, runs.read_run(folder), str(error))
+    return scores.records(names, cell.settings, runs.read_run(folder))
 
 
 class _TimeLeft:
-    """About how long a cell and the cells after it will take: as long as those of their kind have taken."""
+    """Estimate how long a cell and the cells after it take, from finished cells of the same kind."""
 
     def __init__(self, cell: Cell, number: int, count: int, ahead: Sequence[Cell], results: Results) -> None:
         self._cell, self._number, self._count, self._ahead = cell, number, count, ahead
@@ -148,8 +155,8 @@ class _TimeLeft:
             self._known.setdefault(kind, []).append(scores.seconds(records))
         self._start: tuple[int, float] | None = None
 
-    def after(self, step: execution.Progress) -> Status:
-        """Where the sweep stands after a round of the cell."""
+    def after(self, step: Progress) -> Status:
+        """Return the state of the sweep after a round of the cell."""
         now = time.monotonic()
         self._start = self._start or (step.round, now)
         first, begun = self._start
@@ -162,7 +169,7 @@ class _TimeLeft:
         return Status(self._cell, self._number, self._count, step.round, left, total)
 
     def _expected(self, cell: Cell, own: float | None) -> float | None:
-        """What cells of the kind took; else those of the method; else what the present one takes."""
+        """Return the mean time of cells of the same kind, else of the same method, else that of the current cell."""
         same_kind = self._known.get(cell.kind, [])
         same_method = [s for (method, _), each in self._known.items() if method == cell.kind[0] for s in each]
         for known in (same_kind, same_method):

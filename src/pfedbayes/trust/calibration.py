@@ -21,7 +21,8 @@ from pfedbayes.evaluation.estimators import Which
 from pfedbayes.evaluation.posterior import answering
 from pfedbayes.maths.likelihoods import Likelihood, Regression
 from pfedbayes.maths.metrics import confidence, log_average, moments
-from pfedbayes.runs.experiment import Experiment, NetConfig, fit_net
+from pfedbayes.runs.experiment import Experiment, fit_net
+from pfedbayes.runs.sections import NetConfig
 from pfedbayes.trust import abstention, conformal
 
 FORMAT = 1
@@ -142,7 +143,7 @@ def _score_clients(federation: Federation, which: Which, sets: Sequence[Tensor])
 def read(folder: Path) -> Kept:
     """What a finished run has kept."""
     path = folder / runs.CALIBRATION
-    if runs.read(folder).info["digest"] is None:
+    if runs.read_info(folder).digest is None:
         raise UserError(f"{folder} was kept by pfedbayes.save, without its data: load it in Python with pfedbayes.load")
     if not path.is_file():
         raise UserError(f"{folder} is not finished: go on with pfedbayes run --resume --out {folder}")

@@ -34,7 +34,7 @@ from pfedbayes.maths.metrics import log_average
 from pfedbayes.methods import PFedBayes
 from pfedbayes.methods.base import weights_posterior
 from pfedbayes.nets.reparametrisation import dense_layers, num_drawn_weights
-from pfedbayes.runs import execution
+from pfedbayes.runs import saving
 
 CERTIFICATES, POSTERIORS = "certificate.json", "certified.safetensors"
 ZETAS = (10.0, 30.0)
@@ -230,7 +230,7 @@ def _measure(federation: Federation, client: int, s: int, rows: Tensor, draws: i
 
 def certify_run(folder: Path, device: str = "auto", **settings: Any) -> list[Certificate]:
     """Certify the clients of a run folder, and keep the certificates and the posteriors that they are about in it."""
-    federation = execution.load(folder, device=device)
+    federation = saving.load(folder, device=device)
     certificates = certify(federation, **settings)
     writer = runs.Writer(folder)
     try:

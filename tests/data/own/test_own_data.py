@@ -9,7 +9,7 @@ import pytest
 import pfedbayes as package
 from pfedbayes import runs
 from pfedbayes.errors import UserError
-from pfedbayes.runs.experiment import OWN_DATA, load
+from pfedbayes.runs.experiment import OWN_DATA, read_experiment
 
 SHORT = ["--set", "training.rounds=4", "--set", "training.evaluate_every=2", "--set", "training.local_steps=4"]
 
@@ -62,9 +62,9 @@ def test_a_csv_needs_no_config(here, run):
     output = run(*CLINICS, *SHORT, "--out", "a")
     assert "2 columns (1 of numbers, 1 of categories) as 5 inputs; outcome: classification into gesund, krank" in output
     assert "clients: 3, with 57 train, 15 validation, 18 test rows" in output
-    folder = runs.read(here / "a")
-    assert folder.info["clients"] == ["Nord", "Süd", "[West]"]
-    assert folder.info["class_names"] == ["gesund", "krank"]
+    folder = runs.read_run(here / "a")
+    assert folder.info.clients == ["Nord", "Süd", "[West]"]
+    assert folder.info.class_names == ["gesund", "krank"]
     page = (here / "a" / "report.html").read_text(encoding="utf-8")
     assert all(words in page for words in ("pFedBayes on clinics", "gesund, krank", "personal says", "[West]"))
     assert "says krank" in page or "says gesund" in page
@@ -83,9 +83,9 @@ def test_a_config_can_say_the_same(here, run):
     )
     run(*CLINICS, *SHORT, "--out", "a")
     run("own.toml", "--out", "b")
-    a, b = runs.read(here / "a"), runs.read(here / "b")
-    assert [record["personal"] for record in a.rounds] == [record["personal"] for record in b.rounds]
-    assert a.info["digest"] == b.info["digest"]
+    a, b = runs.read_run(here / "a"), runs.read_run(here / "b")
+    assert [record.personal for record in a.rounds] == [record.personal for record in b.rounds]
+    assert a.info.digest == b.info.digest
 
 
 def test_regression_is_told_in_the_units_of_the_target(here, run):
@@ -121,7 +121,7 @@ def test_a_run_is_resumed_with_the_same_data_from_anywhere(here, monkeypatch, ru
     (here / "elsewhere").mkdir()
     monkeypatch.chdir(here / "elsewhere")
     run("--resume", "--out", "../a", "--set", "training.rounds=6")
-    assert runs.read(here / "a").summary["rounds"] == 6
+    assert runs.read_run(here / "a").summary.rounds == 6
     write_clinics(here / "clinics.csv", 91)
     assert "are not those that" in command("--resume", "--out", "../a").err
     with pytest.raises(UserError, match="are not those that"):
@@ -163,7 +163,7 @@ def test_a_module_of_ones_own_is_named_on_the_command_line(here, run):
         "    return Sequential(Linear(*shape, width), Tanh(), Linear(width, outputs))"
     )
     run(*CLINICS, *SHORT, "--net", "small_net:make", "--set", "net.width=5", "--out", "a")
-    assert runs.read(here / "a").info["num_params"] == 5 * 5 + 5 + 5 * 2 + 2
+    assert runs.read_run(here / "a").info.num_params == 5 * 5 + 5 + 5 * 2 + 2
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,8 @@ def test_what_is_wrong_is_one_clear_line(here, command, arguments, words):
 
 def test_what_is_known_of_files_is_checked():
     with pytest.raises(UserError, match="belong together"):
-        load(None, ["data.name=files"])
+        read_experiment(None, ["data.name=files"])
     with pytest.raises(UserError, match="belong together"):
-        load(None, ["data.path=x.csv", "data.name=mnist"])
+        read_experiment(None, ["data.path=x.csv", "data.name=mnist"])
     with pytest.raises(UserError, match=r"preprocessing\.json is missing"):
         package.read_preprocessing("nowhere")

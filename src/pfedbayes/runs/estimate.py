@@ -1,0 +1,76 @@
+"""The time and the memory of a run, estimated from two rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pfedbayes import runs
+from pfedbayes.data import load_shards
+from pfedbayes.engine.federation import Federation
+from pfedbayes.engine.plan import Plan
+from pfedbayes.maths.trees import leaves
+from pfedbayes.runs.experiment import Experiment, build_federation
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run will take."""
+
+    federation: Federation
+    """The federation on which it was measured, after two rounds."""
+    plan: Plan
+    seconds_to_start: float
+    """How much longer the first round takes than the others, for example to compile."""
+    seconds_per_round: float
+    seconds_per_evaluation: float
+    evaluations: int
+    """Number of evaluations of the run."""
+    seconds: float
+    """Seconds of the whole run."""
+    bytes: int
+    """Memory for data and states."""
+    file_bytes: int
+    """Size of the file in which clients rest."""
+
+
+def estimate(experiment: Experiment, seeds: Sequence[int], device: str = "auto", data_dir: Path | None = None) -> Cost:
+    """Measure two rounds and an evaluation, and extrapolate. Nothing is written."""
+    shards = load_shards(experiment.data, data_dir)
+    federation = build_federation(experiment, shards, seeds, device=device)
+    clock = runs.Clock()
+    federation.train_round()
+    federation.confirm()  # wait for the GPU
+    first = clock.seconds()
+    federation.train_round()
+    federation.confirm()
+    per_round = clock.seconds() - first
+    start = max(0.0, first - per_round)
+    rounds = experiment.training.rounds
+    asked = [experiment.evaluation.after(r, rounds) for r in range(1, rounds + 1) if experiment.training.evaluates(r)]
+    evaluating = 0.0
+    for options in [options for k, options in enumerate(asked) if options not in asked[:k]]:
+        begun = clock.seconds()
+        federation.evaluate(**options)
+        evaluating += asked.count(options) * (clock.seconds() - begun)
+    # During a round the old states, the new states and the gradients are all in memory.
+    servers = sum(leaf.nbytes for leaf in leaves(tuple(federation.servers)))
+    noise = math.prod(experiment.method.noise_shape(federation.model.net.num_params) or (0,)) * 4
+    at_once = federation.training_at_once
+    working = 3 * (servers + at_once * federation.client_bytes) + at_once * noise
+    members = len(seeds) * federation.num_clients
+    resting = min(members, rounds * at_once) * federation.client_bytes if at_once < members else 0
+    in_file = federation.plan.resting == "file"
+    return Cost(
+        federation,
+        federation.plan,
+        start,
+        per_round,
+        evaluating / len(asked),
+        len(asked),
+        start + rounds * per_round + evaluating,
+        federation.x.nbytes + federation.y.nbytes + working + (0 if in_file else resting),
+        resting if in_file else 0,
+    )

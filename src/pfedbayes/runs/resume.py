@@ -1,0 +1,71 @@
+"""Whether a run folder belongs to an experiment, and from where it resumes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from pfedbayes import runs
+from pfedbayes.data import Shards
+from pfedbayes.engine.plan import Plan
+from pfedbayes.errors import UserError
+from pfedbayes.runs.experiment import Experiment
+
+
+def previous_run(
+    folder: Path, experiment: Experiment, seeds: Sequence[int], resume: bool
+) -> tuple[Plan | None, runs.Checkpoint | None]:
+    """Return the recorded plan and the last checkpoint of a folder; refuse a folder that does not fit the experiment.
+
+    Of the plan, only where clients rest may change: that does not change the results.
+    """
+    if not (folder / runs.INFO).exists():
+        own = {runs.CONFIG, runs.INFO}  # a run killed at its start may have left one without the other
+        if others := [path.name for path in folder.iterdir() if path.name not in own and path.name[0] != "."]:
+            raise UserError(f"{folder} holds other files ({others[0]}, …): give an empty or a new folder with --out")
+        return None, None
+    previous = runs.read_run(folder)
+    if how := other_config(previous, experiment, seeds):
+        raise UserError(
+            f"{folder} was made by another config ({how}): give another --out, or the settings it was made with"
+        )
+    if not resume:
+        raise UserError(f"{folder} already holds this run: add --resume to continue it, or give another --out")
+    plan = recorded_plan(previous)
+    if plan.device == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            f"{folder} was run on a GPU and torch sees none: resume it on a machine with one, or give another --out"
+        )
+    resting = experiment.execution.resting or plan.resting
+    return dataclasses.replace(plan, resting=resting), runs.read_checkpoint(folder)
+
+
+def recorded_plan(run: runs.Run) -> Plan:
+    """Return the plan of a run; refuse a run that was made on Flower."""
+    if not isinstance(run.info.plan, Plan):
+        raise UserError(
+            f"{run.folder} was made on Flower; its personal models are on the nodes: use pfedbayes.flower.load_node "
+            "there"
+        )
+    return run.info.plan
+
+
+def other_config(run: runs.Run, experiment: Experiment, seeds: Sequence[int]) -> str | None:
+    """Return how a run differs from this experiment with these seeds; None if it does not."""
+    if run.info.digest is None:
+        return "it was not made by a config"
+    if run.info.seeds != list(seeds):
+        return f"seeds were {run.info.seeds} and are {list(seeds)}"
+    return experiment.difference(run.sections)
+
+
+def refuse_other_data(run: runs.Run, shards: Shards) -> None:
+    """Refuse data of the user's own that have changed since the run."""
+    if run.info.fingerprint not in (None, shards.fingerprint()):
+        raise UserError(
+            f"the data at {run.experiment.data.path} are not those that {run.folder} was trained with: restore them, "
+            "or start a new run"
+        )

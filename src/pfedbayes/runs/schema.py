@@ -1,0 +1,259 @@
+"""What the files of a run folder hold: run.json, the lines of rounds.jsonl and federation.jsonl, and summary.json.
+
+`folder` reads and writes them. The names of the fields are the keys of the JSON objects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pfedbayes.engine.plan import Plan
+from pfedbayes.runs.typed_json import OMIT_NONE
+
+FORMAT = 1
+Scores = dict[str, dict[str, list[list[float | None]]]]  # {estimator: {metric: [seed][client]}}; null: not finite
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The machine of a run, and the versions of what it ran on."""
+
+    device: str
+    """"cpu" or "cuda"."""
+    cpu: str
+    cores: int | None
+    memory_gb: float
+    gpu: str | None
+    """Name of the GPU; None if there is none."""
+    torch: str
+    python: str
+
+    @property
+    def processor(self) -> str:
+        """Name of the GPU or CPU that did the work."""
+        return self.gpu or self.device if self.device == "cuda" else self.cpu
+
+
+@dataclass(frozen=True)
+class NodesPlan:
+    """How Flower nodes and their server compute."""
+
+    over: Literal["nodes"]
+    dtype: str
+    wire: str
+    """Data type in which arrays travel."""
+
+
+@dataclass(frozen=True)
+class MethodInfo:
+    """What a report says about the method of a run."""
+
+    name: str
+    """Name in config files."""
+    title: str
+    personal: bool
+    """Whether the method has personal models."""
+    shared: bool
+    """Whether the method has a shared model."""
+    stochastic: bool
+    """Whether the method draws weights to predict."""
+
+
+@dataclass(frozen=True)
+class FederationInfo:
+    """What a run on Flower adds to run.json."""
+
+    id: str
+    settings: dict[str, Any]
+    """The settings on which results depend, by "section.key"."""
+    left: list[str]
+    """Names of the clients that have left for good."""
+
+    @property
+    def privacy_delta(self) -> float:
+        """The δ of (ε, δ)-differential privacy."""
+        return float(self.settings["federation.privacy_delta"])
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """run.json: who ran what, where, and on which clients.
+
+    Lists with an entry per client cover the scored clients only.
+    """
+
+    format: int
+    version: str
+    """Version of pfedbayes."""
+    commit: str | None
+    """Commit of the checkout; None for an installed package."""
+    created: str
+    """Start of the run, in UTC."""
+    hardware: Hardware
+    plan: Plan | NodesPlan
+    seeds: list[int]
+    clients: list[str]
+    """Names of the clients."""
+    train_sizes: list[int]
+    """Training examples per client."""
+    test_sizes: list[int]
+    """Examples per client in the data set of evaluation.split."""
+    labels: list[list[int]] | None
+    """Labels in the training data of each client; None for a regression and on Flower."""
+    num_params: int
+    method: MethodInfo
+    task: str
+    """"classification" or "regression"."""
+    digest: str | None = None
+    """Identity of the config and the seeds; None for a federation that `pfedbayes.save` wrote."""
+    source: str | None = None
+    """Digest of the source files of pfedbayes."""
+    num_clients: int | None = None
+    """Number of all clients, scored or not; None in folders of early versions, which scored all."""
+    class_names: list[str] | None = None
+    data: str | None = None
+    """Description of the user's own data."""
+    fingerprint: str | None = None
+    """Digest of the user's own data."""
+    federation: FederationInfo | None = field(default=None, metadata=OMIT_NONE)
+    """Set for runs on Flower."""
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """A line of rounds.jsonl: the scores of the models after a round."""
+
+    round: int
+    seconds: float
+    """Seconds of work since the start of the run."""
+    personal: Scores | None = None
+    shared: Scores | None = None
+    absent: list[int] | None = field(default=None, metadata=OMIT_NONE)
+    """On Flower: indices of the clients that sent no scores."""
+    validation_nll: float | None = field(default=None, metadata=OMIT_NONE)
+    """With early stopping: the validation loss."""
+
+    def scores(self, model: str) -> Scores:
+        """Return the scores of the "personal" or the "shared" model; empty if it has none."""
+        return (self.personal if model == "personal" else self.shared) or {}
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """A reliability diagram: per confidence bin the mean confidence, the accuracy and the number of predictions."""
+
+    confidence: list[float | None]
+    """None for an empty bin."""
+    accuracy: list[float | None]
+    """None for an empty bin."""
+    count: list[float]
+
+
+@dataclass(frozen=True)
+class RiskCoverage:
+    """A risk-coverage curve: the error rate among the most confident predictions."""
+
+    coverage: list[float]
+    """Share of the predictions that count."""
+    risk: list[float]
+    """Error rate among them."""
+    aurc: float
+    """Area under the curve."""
+    adaptive_ece: float | None = None
+    """Expected calibration error in bins of equal count."""
+
+
+@dataclass(frozen=True)
+class ClientFacts:
+    """What may explain the uncertainty of the clients; one entry per scored client."""
+
+    distance: list[float | None] | None
+    """KL divergence in nats of the personal from the shared model; None unless both are Gaussians."""
+    rarest_label: list[int] | None
+    """Training examples of a client's rarest label; None for a regression."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """A small uint8 image."""
+
+    shape: list[int]
+    """Channels, height, width."""
+    pixels: str
+    """The bytes in base64."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The prediction of one model for one example."""
+
+    probabilities: list[float | None]
+    spread: list[float | None]
+    """Standard deviation of each probability over weight draws."""
+    entropy: float | None
+    """Total uncertainty in nats."""
+    mutual_information: float | None
+    """Model uncertainty in nats, a part of the entropy."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One scored example of a client, with the answers of the models."""
+
+    client: str
+    label: int
+    image: Image | None
+    personal: Answer | None
+    shared: Answer | None
+
+
+@dataclass(frozen=True)
+class FinalAnalysis:
+    """What is computed for the final models only; empty where it does not apply."""
+
+    reliability: dict[str, Reliability | None] = field(default_factory=dict)
+    """By model, over all seeds and clients."""
+    risk_coverage: dict[str, RiskCoverage | None] = field(default_factory=dict)
+    """By model, over all seeds and clients."""
+    clients: ClientFacts | None = None
+    examples: list[Example] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary(FinalAnalysis):
+    """summary.json: the end of a finished run."""
+
+    rounds: int
+    """Rounds trained."""
+    seconds: float
+    estimator: str
+    """The estimator that headlines use."""
+    kept_round: int | None = None
+    """The round whose models are kept: the best one with early stopping, else the last."""
+
+
+@dataclass(frozen=True)
+class JournalEntry:
+    """A line of federation.jsonl: one attempt at a round on Flower."""
+
+    round: int
+    attempt: int
+    """Counted from 1; 0 for the final scoring, which trains nothing."""
+    seconds: float
+    """Seconds of work since the start of the run."""
+    down: float
+    """Bytes sent to the nodes."""
+    up: float
+    """Bytes received from the nodes."""
+    replies: int
+    uploads: int
+    """Usable uploads."""
+    taken: bool
+    """Whether the server used the uploads."""
+    refused: dict[str, str]
+    """Reasons by client."""
+    left: list[str]
+    """Names of the clients that have left for good."""
+    epsilon: float | None = field(default=None, metadata=OMIT_NONE)
+    """With differential privacy: the ε spent so far."""
