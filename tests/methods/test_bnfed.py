@@ -272,7 +272,7 @@ class TestReductions:
 
 
 class TestFirstServer:
-    def test_everybody_has_the_first_network_with_constant_biases(self, sizes):
+    def test_every_client_has_the_first_network_with_constant_biases(self, sizes):
         model, theta = small_model(sizes), random_thetas(1, sizes)[0]
         server = BNFed(bias=0.3).init(theta, 4, model.net.shapes)
         expected = flat([(weight, torch.full_like(bias, 0.3)) for weight, bias in layers_of(theta, sizes)])
@@ -303,7 +303,7 @@ class TestSharesOfClasses:
         scaled = [layers[0], (2 * layers[1][0], 2 * layers[1][1])]  # the second client's outputs are twice as large
         server = merge(BNFed(bias=0.0), torch.stack([theta, flat(scaled)]), labels=labels)
         assert widths(server) == [4]
-        # Class 0: shares 3/4 and 1/4; class 1: all of it the second client's; class 2: nobody's, so the prior's.
+        # Class 0: shares 3/4 and 1/4; class 1: all from the second client; class 2: no examples, so the prior.
         factors = torch.tensor([(0.75 + 0.25 * 2) / 2, 2 / 2, 0.0], dtype=torch.float64)
         assert_close(server.weights[1], factors[:, None] * layers[1][0])
         assert_close(server.biases[1], factors * layers[1][1])

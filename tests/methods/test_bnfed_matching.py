@@ -124,7 +124,7 @@ class TestSweeps:
             method = BNFed(popularity=0.0, novelty=0.0, sweeps=sweeps)
             found = method.match(units, start, torch.Generator().manual_seed(0))
             values.append(objective(units, range(5), found))
-        assert values[1] == pytest.approx(values[0])  # numbered anew, else the same
+        assert values[1] == pytest.approx(values[0])  # renumbered, otherwise the same
         assert all(after >= before - 1e-9 for before, after in itertools.pairwise(values))
         assert values[2] > values[1]
 

@@ -42,9 +42,9 @@ def test_shared_model_is_that_of_fedavg_to_the_last_bit():
 
 
 def test_without_the_pull_the_personal_model_is_local_training():
-    everybody = dataclasses.replace(TRAINING, train="all")
+    all_train = dataclasses.replace(TRAINING, train="all")
     ditto, local = (
-        personal_models(each, training=everybody) for each in (Ditto(eta_personal=0.2, prox=0.0), Local(0.2))
+        personal_models(each, training=all_train) for each in (Ditto(eta_personal=0.2, prox=0.0), Local(0.2))
     )
     assert difference(ditto, local) < ROUNDING
 

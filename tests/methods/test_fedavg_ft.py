@@ -64,8 +64,8 @@ def test_order_is_that_of_the_seed():
 
 
 def test_mini_batches_are_taken_one_after_another():
-    # Linear in the rate to first order: with a tiny one, an epoch of mini-batches of equal size moves the model as
-    # so many steps on all of the data do.
+    # With a tiny learning rate, the steps are linear in it: an epoch of equal mini-batches moves the model as far as
+    # the same number of steps on the whole training set.
     training = dataclasses.replace(TRAINING, batch_size=4)
     method, client = FedAvgFT(eta_personal=1e-7, steps=4), 4  # 16 examples, 4 batches
     result = trained(method, training=training)

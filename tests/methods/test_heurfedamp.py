@@ -241,7 +241,7 @@ class TestPrediction:
     x = randn(6, 3, seed=7)
 
     def test_personal_model_is_the_one_after_local_training(self):
-        theta = self.ours.servers[0].models[2]  # everybody has just uploaded its own
+        theta = self.ours.servers[0].models[2]  # every client has just uploaded its model
         assert_close(self.ours.predict("personal", 2, self.x)[0], self.ours.model.net(theta, self.x))
 
     def test_cloud_model_after_aggregation_is_a_view_of_its_own(self):

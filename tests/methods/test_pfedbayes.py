@@ -155,10 +155,10 @@ def test_without_kl_and_noise_it_is_adam_on_the_loss_of_the_means():
 @pytest.mark.parametrize("samples", [1, 3])
 def test_taught_by_data_without_noise_the_shared_means_are_those_of_fedavg(samples):
     training = dataclasses.replace(TRAINING, participants=4)
-    alike = {"training": training, "shards": make_shards((12,) * 4, (3,) * 4), "init": "kaiming"}
+    settings = {"training": training, "shards": make_shards((12,) * 4, (3,) * 4), "init": "kaiming"}
     method = PFedBayes(eta_data=0.1, noise_std=0.0, samples=samples)
-    ours, fedavg = trained(method, **alike), trained(FedAvg(eta=0.1), **alike)
-    start = federation(FedAvg(), **alike).servers[0]
+    ours, fedavg = trained(method, **settings), trained(FedAvg(eta=0.1), **settings)
+    start = federation(FedAvg(), **settings).servers[0]
     assert difference(fedavg.servers[0], start) > 1e-3
     assert difference(ours.servers[0][0], fedavg.servers[0]) < ROUNDING
 

@@ -15,7 +15,7 @@ from pfedbayes.nets import mlp
 ROUNDING = 1e-12
 
 
-def test_it_is_plain_sgd_on_everybodys_data():
+def test_it_is_plain_sgd_on_the_data_of_all_clients():
     shards, eta = make_shards(), 0.3
     module = mlp([3, 4, 3], "tanh").double()
     theta = make_model().net.init(key(TRAINING.seed, Purpose.INIT), "torch").double()
@@ -34,7 +34,7 @@ def test_it_is_plain_sgd_on_everybodys_data():
 def test_it_is_fedavg_with_one_client_that_has_everything():
     shards = make_shards()
     one = {name: (torch.cat(getattr(shards, name)),) for name in ("train", "test", "validation")}
-    merged = dataclasses.replace(shards, names=("everybody",), **one)
+    merged = dataclasses.replace(shards, names=("all",), **one)
     training = dataclasses.replace(TRAINING, participants=1)
     pooled = trained(Pooled(0.3), training=training, shards=shards)
     assert same_bits(pooled.servers, trained(FedAvg(0.3), training=training, shards=merged).servers)

@@ -1,4 +1,4 @@
-"""A network of one's own by its import path."""
+"""User-defined networks by import path."""
 
 import sys
 import tomllib

@@ -20,7 +20,7 @@ THREE_LAYER_HEAD = 2 * (128 * 128 + 128) + LINEAR_HEAD
 
 
 class UserModule(nn.Module):
-    """Parameters of its own beside layers, one of them used twice."""
+    """A parameter outside layers, and a layer that is used twice."""
 
     def __init__(self) -> None:
         super().__init__()

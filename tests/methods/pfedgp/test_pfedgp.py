@@ -201,7 +201,7 @@ def test_the_server_takes_the_plain_mean_of_unequal_clients():
 
 
 class TestManyClients:
-    """Clients with different labels, some with equally many of each and some not, one with a single label."""
+    """Clients with different labels, some with equal numbers of each and some not, one with a single label."""
 
     LABELS = ((0, 1, 2), (2, 3, 4), (0, 2, 4), (1, 3), (0, 1, 2, 3, 4), (3,), (1, 4))
     PER_LABEL = (6, 6, 6, 9, 5, 8, 7)
