@@ -61,7 +61,7 @@ def test_the_prediction_of_the_page_on_own_data_works(tmp_path, monkeypatch, cap
     for block in (by_client, "import pfedbayes\n" + python_blocks("README.md")[1]):
         probabilities = torch.from_numpy(run_block(block)["predicted"]["p_2"])
         assert torch.allclose(probabilities, names["chances"].mean(0)[:, 2], atol=1e-5)
-        assert "12 are held out" in capsys.readouterr().out
+        assert "12 rows held out" in capsys.readouterr().out
 
 
 def test_the_method_of_the_contributing_page_is_a_method():

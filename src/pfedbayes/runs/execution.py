@@ -34,10 +34,10 @@ from pfedbayes.maths.metrics import (
 from pfedbayes.maths.trees import leaves
 from pfedbayes.methods.base import weights_posterior
 from pfedbayes.nets import Model
+from pfedbayes.runs.calibration import calibration_bytes
 from pfedbayes.runs.config import to_toml
 from pfedbayes.runs.early_stopping import EarlyStopping
 from pfedbayes.runs.experiment import Evaluation, Experiment, build_federation, from_sections, method_name
-from pfedbayes.trust import calibration
 
 CHECKPOINT_SHARE = 0.1  # of the time, at most, goes into checkpoints
 
@@ -167,7 +167,7 @@ def _train(
         "estimator": kept.headline(experiment.evaluation.samples),
         **look_closely(kept, experiment.evaluation),
     }
-    writer.write(runs.CALIBRATION, calibration.keep(kept, experiment))
+    writer.write(runs.CALIBRATION, calibration_bytes(kept, experiment))
     kept.population.close()
     writer.write(runs.SUMMARY, json.dumps(json_safe(summary), indent=1) + "\n")
 
