@@ -141,7 +141,7 @@ def test_a_bad_row_leaves_no_file(home, command):
     (home / "bad.csv").write_text("age,sex\n30,m\nold,f\n")
     done = command("predict", "outcome", "--client", "north", "--input", "bad.csv", "-o", "bad_out.csv")
     assert done.code == 2
-    assert "bad.csv, line 3: the column 'age' says 'old'" in done.err
+    assert "bad.csv, line 3: the column 'age' is 'old'" in done.err
     assert not list(home.glob("*bad_out*"))
 
 

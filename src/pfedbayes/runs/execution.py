@@ -274,7 +274,7 @@ def _describe(federation: Federation, evaluation: Evaluation, digest: str | None
         "test_sizes": [len(sets[i]) for i in clients],
         "labels": labels,
         "class_names": shards.class_names,
-        "data": shards.preprocessing.words() if shards.preprocessing else None,
+        "data": shards.preprocessing.describe() if shards.preprocessing else None,
         "fingerprint": shards.fingerprint() if shards.preprocessing else None,
         "num_params": federation.model.net.num_params,
         "method": {

@@ -10,7 +10,7 @@ import torch
 from pfedbayes import runs
 from pfedbayes.data import Preprocessing, Shards, load_shards
 from pfedbayes.data.own.new_rows import read_examples
-from pfedbayes.data.splits import Purpose, held_out
+from pfedbayes.data.splits import SplitPurpose, held_out
 from pfedbayes.engine.personalisation import personalise
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.posterior import OutputFunction, trained_model
@@ -153,7 +153,7 @@ def _newcomer(preprocessing: Preprocessing, data: Path, name: str, hold_out: flo
     x, y = read_examples(data, preprocessing)
     classes = preprocessing.target.classes
     labels = None if classes is None else y.numpy()
-    held = torch.from_numpy(held_out(labels, len(y), hold_out, Purpose.VALIDATION_CUT.stream(), seed=1))
+    held = torch.from_numpy(held_out(labels, len(y), hold_out, SplitPurpose.VALIDATION_CUT.stream(), seed=1))
     none = torch.empty(0, dtype=torch.int64)
     return Shards(
         x, y, ((~held).nonzero().flatten(),), (none,), (held.nonzero().flatten(),), (name,),
