@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from pfedbayes.data import DataConfig, Shards, load, load_shards, positions
+from pfedbayes.data import DataConfig, Shards, load_published, load_shards, positions
 from pfedbayes.engine.training import Training
 from pfedbayes.maths.likelihoods import Classification
 from pfedbayes.maths.random import Purpose, key
@@ -83,7 +83,7 @@ class Work:
             pool_y = torch.from_numpy(rng.integers(0, 10, len(pool_x)))
             rows = torch.split(torch.arange(len(pool_x)), examples)
         else:
-            pool = load("mnist")
+            pool = load_published("mnist")
             pool_x, pool_y = pool.x, pool.y
             picks = (rng.choice(len(pool_x), examples, replace=False) for _ in range(self.clients))
             rows = tuple(torch.from_numpy(pick) for pick in picks)

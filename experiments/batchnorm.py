@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from pfedbayes.data import DataConfig, Shards, load_shards
-from pfedbayes.data.config import Split
+from pfedbayes.data.config import SplitRule
 from pfedbayes.errors import UserError
 from pfedbayes.nets import vgg
 
@@ -88,7 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=("small", "medium", "large"), default="large")
     parser.add_argument(
-        "--split", choices=get_args(Split), default="stratified", help="how images are dealt, see data.split"
+        "--split", choices=get_args(SplitRule), default="stratified", help="how images are dealt, see data.split"
     )
     parser.add_argument("--rounds", type=int, default=800)
     parser.add_argument("--every", type=int, default=20, help="rounds between tests")

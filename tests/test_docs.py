@@ -42,7 +42,7 @@ def test_the_page_on_own_data_shows_the_preset_and_tables_that_work(capsys):
     assert (data.client_column, data.categories) == ("hospital", ("ward",))
     *_, block = python_blocks(page)
     run_block(block)
-    assert "2 columns (1 of numbers, 1 of categories) as 4 inputs" in capsys.readouterr().out
+    assert "2 columns (1 numeric, 1 categorical) as 4 inputs" in capsys.readouterr().out
 
 
 def test_the_prediction_of_the_page_on_own_data_works(tmp_path, monkeypatch, capsys):
@@ -61,7 +61,7 @@ def test_the_prediction_of_the_page_on_own_data_works(tmp_path, monkeypatch, cap
     for block in (by_client, "import pfedbayes\n" + python_blocks("README.md")[1]):
         probabilities = torch.from_numpy(run_block(block)["predicted"]["p_2"])
         assert torch.allclose(probabilities, names["chances"].mean(0)[:, 2], atol=1e-5)
-        assert "12 are held out" in capsys.readouterr().out
+        assert "12 rows held out" in capsys.readouterr().out
 
 
 def test_the_method_of_the_contributing_page_is_a_method():

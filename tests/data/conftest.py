@@ -1,10 +1,10 @@
-"""The bundled set is read once for all tests."""
+"""Read the bundled data set once for all tests."""
 
 import pytest
 
-from pfedbayes.data import Pool, load
+from pfedbayes.data import Pool, load_published
 
 
 @pytest.fixture(scope="session")
 def mnist() -> Pool:
-    return load("mnist")
+    return load_published("mnist")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from federations import difference, federation, make_shards, same_bits, trained
-from pfedbayes.engine.personalisation import personalise, priors_of
+from pfedbayes.engine.personalisation import personalise, prior_of
 from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError
 from pfedbayes.maths.gaussian import kl
@@ -24,7 +24,7 @@ def distance(ours, client, s=0):
 
 def test_without_steps_a_newcomer_has_the_shared_model():
     ours = trained(PFedBayes())
-    new = personalise(ours, newcomers(), steps=0)
+    new = personalise(prior_of(ours, "shared"), newcomers(), steps=0)
     assert torch.equal(new.personal_state(1).q, ours.servers[0])
     x = newcomers().x[:4]
     assert torch.equal(new.predict("personal", 0, x), ours.predict("shared", 0, x))
@@ -33,11 +33,12 @@ def test_without_steps_a_newcomer_has_the_shared_model():
 def test_a_newcomer_learns_from_its_own_data_and_leaves_the_shared_model_alone():
     ours = trained(PFedBayes())
     before = ours.servers[0].clone()
-    new = personalise(ours, newcomers(), steps=60, zeta=1.0)
+    prior = prior_of(ours, "shared")
+    new = personalise(prior, newcomers(), steps=60, zeta=1.0)
     assert torch.equal(ours.servers[0], before)
     assert torch.equal(new.servers[0][0], before)
     losses = []
-    for one in (personalise(ours, newcomers(), steps=0), new):
+    for one in (personalise(prior, newcomers(), steps=0), new):
         batch = one.batch_of(one.shards.train[0])
         losses.append(float(one.model.nll(one.personal_state(0).q[0], batch)))
     assert losses[1] < losses[0]
@@ -45,8 +46,8 @@ def test_a_newcomer_learns_from_its_own_data_and_leaves_the_shared_model_alone()
 
 
 def test_zeta_holds_the_posterior_near_its_prior():
-    ours = trained(PFedBayes())
-    near, far = (personalise(ours, newcomers(), steps=60, zeta=zeta) for zeta in (100.0, 0.1))
+    prior = prior_of(trained(PFedBayes()), "shared")
+    near, far = (personalise(prior, newcomers(), steps=60, zeta=zeta) for zeta in (100.0, 0.1))
     assert 0 < distance(near, 0) < distance(far, 0)
 
 
@@ -57,7 +58,7 @@ def test_it_is_a_round_of_pfedbayes_with_a_fixed_prior_from_the_server(eta_data)
     reference = federation(method, training)
     beyond = PFedBayes(eta_data=eta_data, sigma_by_size=eta_data)
     start = federation(beyond, dataclasses.replace(training, local_steps=2))
-    ours = personalise(start, make_shards(), steps=7)
+    ours = personalise(prior_of(start, "shared"), make_shards(), steps=7)
     reference.train_round()
     assert ours.method.eta_data == 0  # a gradient for nothing: the shared model stays where it is
     for client in range(5):
@@ -66,15 +67,15 @@ def test_it_is_a_round_of_pfedbayes_with_a_fixed_prior_from_the_server(eta_data)
 
 def test_own_clients_start_from_their_personal_models_in_every_seed():
     ours = trained(PFedBayes(), seeds=[1, 2])
-    again = personalise(ours, make_shards(), "personal", steps=0)
+    again = personalise(prior_of(ours, "personal"), make_shards(), steps=0)
     for s in range(2):
         for client in range(5):
             assert torch.equal(again.personal_state(client, s).q, ours.personal_state(client, s).q)
-    assert priors_of(ours, "shared", 3)[1].shape == (3, *ours.servers[1].shape)
+    assert prior_of(ours, "shared").per_client(3)[1].shape == (3, *ours.servers[1].shape)
 
 
 def test_what_cannot_be_personalised_is_said():
     with pytest.raises(UserError, match="no distribution over models"):
-        personalise(trained(FedAvg()), newcomers())
+        prior_of(trained(FedAvg()), "shared")
     with pytest.raises(UserError, match="start newcomers from the shared model"):
-        personalise(trained(PFedBayes()), newcomers(), "personal")
+        personalise(prior_of(trained(PFedBayes()), "personal"), newcomers())

@@ -35,7 +35,7 @@ def test_the_threshold_is_the_order_statistic_of_the_theorem():
 @pytest.mark.parametrize(("size", "full"), [(0, True), (8, True), (9, False), (10, False)])
 def test_too_few_examples_give_the_full_set_and_say_so(size, full):
     calibration = calibrate(torch.linspace(0, 1, size), 0.1)
-    assert calibration.says_nothing == full
+    assert calibration.is_trivial == full
     assert ("at least 9 are needed" in calibration.statement()) == full
     assert calibration.coverage_with() == 1 or not full
     if full:

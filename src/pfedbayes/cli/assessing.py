@@ -33,7 +33,7 @@ def certify(
 
     pfedbayes certify runs/DIR
     """
-    from pfedbayes.trust.certificate import CERTIFICATES, POSTERIORS, certify_run
+    from pfedbayes.serving.certificates import CERTIFICATES, POSTERIORS, certify_run
 
     certificates = certify_run(folder, device, delta=delta, steps=steps, draws=draws)
     if as_json:

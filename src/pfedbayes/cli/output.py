@@ -31,7 +31,7 @@ def describe_data(federation: Federation) -> list[str]:
     sizes = [f"{sum(map(len, getattr(shards, part))):,} {part}" for part in ("train", "validation", "test")]
     count = federation.model.net.num_params
     return [
-        f"data: {shards.preprocessing.words()}",
+        f"data: {shards.preprocessing.describe()}",
         f"clients: {len(shards.names)}, with {', '.join(sizes)} rows; a model has {count:,} parameters",
     ]
 

@@ -52,18 +52,18 @@ def predict(
 
     pfedbayes predict runs/clinics-pfedbayes --shared --input new.csv
     """
-    from pfedbayes.serving.client import Wish, predict_file
-    from pfedbayes.serving.opening import open_client
+    from pfedbayes.serving.client import Options, predict_file
+    from pfedbayes.serving.open import open_client
 
-    asked = open_client(source, client, shared, device).ask(Wish(samples, coverage, error, abstain_at))
-    outcome = predict_file(asked, rows, out)
+    predictor = open_client(source, client, shared, device).predictor(Options(samples, coverage, error, abstain_at))
+    outcome = predict_file(predictor, rows, out)
     abstained = "" if outcome.abstained is None else f"; it abstains on {outcome.abstained:,} of them"
     where = f" → {out}" if out else ""
-    typer.echo(f"{outcome.rows:,} rows by {asked.client.title}{abstained}{where}", err=True)
-    for statement in asked.statements():
+    typer.echo(f"{outcome.rows:,} rows by {predictor.client.title}{abstained}{where}", err=True)
+    for statement in predictor.statements():
         typer.echo(f"- {statement}", err=True)
     if as_json:
-        typer.echo(json.dumps({**outcome._asdict(), "model": asked.client.title, **asked.as_json()}))
+        typer.echo(json.dumps({**outcome._asdict(), "model": predictor.client.title, **predictor.as_json()}))
 
 
 def personalize(
@@ -96,14 +96,14 @@ def personalize(
     """
     from pfedbayes.serving.export import export as write
     from pfedbayes.serving.newcomers import join
-    from pfedbayes.serving.opening import newcomer_file
+    from pfedbayes.serving.open import newcomer_file
 
     path = out or newcomer_file(folder, client or own_data.stem)
     joined = join(folder, own_data, client, steps, zeta, hold_out, certificate, device)
     if out is None:
         path.parent.mkdir(exist_ok=True)
     write(joined.client, path)
-    for line in joined.words():
+    for line in joined.describe():
         typer.echo(line)
     typer.echo(f"model: {path}")
     if as_json:
@@ -134,26 +134,26 @@ def export(
     examples/load_export.py reads it with torch alone. ONNX and .pt2 files hold the mean network only, without
     uncertainty, for other programs; pfedbayes does not read them.
     """
-    from pfedbayes.serving import opening
-    from pfedbayes.serving.client import Wish
+    from pfedbayes.serving.client import Options
     from pfedbayes.serving.export import FORMATS
     from pfedbayes.serving.export import export as write
+    from pfedbayes.serving.open import newcomer_file, open_all, open_client
 
     if onnx and torch_export:
         raise UserError("--onnx and --torch-export are two file formats: choose one")
     kind = "onnx" if onnx else "torch" if torch_export else "safetensors"
     if every_client and (client or shared):
         raise UserError("--all exports every client: leave --client and --shared out")
-    wish = Wish(coverage=coverage, error=error)
+    options = Options(coverage=coverage, error=error)
     if every_client:
         folder = out or Path()
         folder.mkdir(parents=True, exist_ok=True)
-        for one in opening.open_all(source):
-            path = folder / opening.newcomer_file(Path(), str(one.name)).with_suffix(FORMATS[kind]).name
-            write(one, path, kind, wish)
+        for one in open_all(source):
+            path = folder / newcomer_file(Path(), str(one.name)).with_suffix(FORMATS[kind]).name
+            write(one, path, kind, options)
             typer.echo(path)
         return
-    one = opening.open_client(source, client, shared)
+    one = open_client(source, client, shared)
     path = out or Path(f"{one.name or 'shared'}{FORMATS[kind]}")
-    write(one, path, kind, wish)
+    write(one, path, kind, options)
     typer.echo(path)

@@ -11,13 +11,15 @@ WORDS_PER_COUNT = 4  # Philox yields four 64-bit words for each step of its coun
 
 
 def permutations(seed: int, stream: int, size: int, first: int, count: int) -> NDArray[np.int64]:
-    """Permutations number first .. first + count - 1 of range(size), keyed by (seed, stream): (count, size)."""
+    """Return permutations number first .. first + count - 1 of range(size), keyed by (seed, stream): (count, size)."""
     return _order(_words(seed, stream, size, first, count))
 
 
 def _words(seed: int, stream: int, size: int, first: int, count: int) -> NDArray[np.uint64]:
-    """Random words (count, size) whose orders are permutations: NumPy promises that a bit generator's words never
-    change, and makes no such promise for `Generator.permutation`."""
+    """Return random words (count, size); sorting each row gives a permutation.
+
+    NumPy guarantees that the words of a bit generator never change, but not those of `Generator.permutation`.
+    """
     counts_each = -(-size // WORDS_PER_COUNT)
     words_each = counts_each * WORDS_PER_COUNT
     bits = np.random.Philox(key=(stream << 64) | seed, counter=first * counts_each)
@@ -25,10 +27,12 @@ def _words(seed: int, stream: int, size: int, first: int, count: int) -> NDArray
 
 
 def _order(words: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The order of the upper 32 bits of each row, found by two passes over 16 bits each, since NumPy sorts numbers of
-    16 bits several times faster."""
+    """Return the order of the upper 32 bits of each row.
+
+    Two passes over 16 bits each are several times faster in NumPy than one over 32.
+    """
     count, size = words.shape
-    start = size * np.arange(count)[:, None]  # of each row in a flat array
+    start = size * np.arange(count)[:, None]  # where each row begins in a flat array
     by_low = (words >> np.uint64(32)).astype(np.uint16).argsort(axis=1, kind="stable")
     high = (words >> np.uint64(48)).astype(np.uint16).ravel()[by_low + start]
     by_high = high.argsort(axis=1, kind="stable")
@@ -37,7 +41,7 @@ def _order(words: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def positions(seed: int, client: int, size: int, start: int, count: int) -> NDArray[np.int64]:
-    """Entries start .. start + count - 1 of a client's stream of positions in its `size` examples: (count,).
+    """Return entries start .. start + count - 1 of a client's stream of positions in its `size` examples: (count,).
 
     The stream is permutation 0 of range(size), then permutation 1, and so on; permutation number e depends on
     (seed, client, e) alone. A batch is `batch_size` consecutive entries, so batches are always full: the tail
@@ -50,7 +54,7 @@ def positions(seed: int, client: int, size: int, start: int, count: int) -> NDAr
 def positions_of_many(
     names: Sequence[tuple[int, int]], size: int, starts: NDArray[np.int64], count: int
 ) -> NDArray[np.int64]:
-    """`positions` of clients with equally many examples, each named by (seed, client): (clients, count)."""
+    """Return `positions` of clients (seed, client) with the same number of examples: (clients, count)."""
     firsts, offsets = np.divmod(starts, size)
     epochs = -(-(int(offsets.max()) + count) // size)
     words = [

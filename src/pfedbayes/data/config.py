@@ -1,29 +1,31 @@
-"""What the section [data] of an experiment says."""
+"""The section [data] of an experiment."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+
+from pfedbayes.constraints import AtLeastOne, Interval, NonNegative, check
 
 Name = Literal["mnist", "fashion-mnist", "cifar10", "blobs", "regression", "files"]
 Size = Literal["small", "medium", "large"]
 Labels = Literal["two-block", "sliding", "random", "dirichlet", "iid"]
-Split = Literal["stratified", "shuffle", "overlap"]
+SplitRule = Literal["stratified", "shuffle", "overlap"]
 Task = Literal["classification", "regression"]
+Fraction = Annotated[float, Interval(at_least=0, less_than=1)]
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """The paper's way of dealing one set: clients, and per size the (train, test) images of each label of a client.
-
-    A block is what one client takes of one label; it is the same for all sizes, so that training sets are nested.
-    """
+    """The paper's way of dealing one data set."""
 
     clients: int
     block: int
+    """Images that one client takes of one label; the same for all sizes, so that training sets are nested."""
     sizes: dict[Size, tuple[int, int]]
+    """Per size, the numbers of training and test images per label of a client."""
 
 
 DIGITS = Protocol(clients=10, block=1200, sizes={"small": (50, 950), "medium": (200, 800), "large": (900, 300)})
@@ -32,9 +34,9 @@ PROTOCOLS: dict[Name, Protocol] = {
     "fashion-mnist": DIGITS,
     "cifar10": Protocol(clients=20, block=600, sizes={"small": (25, 475), "medium": (100, 400), "large": (450, 150)}),
 }
-# Settings that count for one kind of data alone.
-OF_FILES = ("path", "target", "client_column", "split_column", "task", "categories", "ignore", "image_size")
-OF_OTHERS = (
+# Settings that apply to one kind of data only.
+FILES_ONLY = ("path", "target", "client_column", "split_column", "task", "categories", "ignore", "image_size")
+NOT_FILES = (
     "size", "clients", "labels", "labels_per_client", "train_per_label", "test_per_label", "examples", "alpha", "split",
     "features", "classes", "noise", "dir",
 )  # fmt: skip
@@ -44,83 +46,81 @@ SYNTHETIC_EXAMPLES = 200
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which data, and how they are dealt to the clients.
+    """Which data to use, and how to deal them to the clients.
 
-    name: a published set of images, one of two synthetic sets, "blobs" (classification) and "regression", or "files".
-    labels: which labels a client holds. "two-block", "sliding" and "random" give it labels_per_client of them and
-      the same number of images of each; "dirichlet" (with alpha) and "iid" deal out the whole pool.
-    How many images, from strongest to weakest: train_per_label with test_per_label; examples, the number per
-      client for training and test together (for "dirichlet" on average), cut by test_fraction; size, the paper's.
-    split: "stratified" has exact counts; "shuffle" is the unstratified cut in file order, probably the authors' own;
-      "overlap" lets every client draw from all images, so that one is tested on what others train on. That flatters
-      a shared model, and is there to explain published figures.
-    validation: the fraction of each client's training data that is held out.
-    certify: the fraction of what then is left that the federation never sees, for `pfedbayes certify`.
-    features, classes and noise (a standard deviation) are for the synthetic sets.
-    dir: where to look first for the files of a published set; --data-dir goes before it.
+    The number of examples comes from the first of these that is given: train_per_label with test_per_label; examples,
+    split by test_fraction; size.
 
-    For "files", one's own data (docs/own_data.md), of the above only test_fraction, validation and seed count, and:
-    path: a file with a client_column, a folder with a file per client, or a folder client/class/image.
-    target: the column to be predicted; task: inferred from it if not given.
-    split_column: says of each row whether it is for "train", "validation" or "test", instead of the two fractions.
-    categories: columns to be taken as categories although they hold numbers; ignore: columns to be left out.
-    image_size: height and width to which images are brought.
+    For "files" (docs/own_data.md) only test_fraction, validation, certify, seed and the fields from `path` on apply.
     """
 
     name: Name = "mnist"
+    """A published image set, one of the synthetic sets "blobs" and "regression", or "files"."""
     size: Size | None = "small"
-    clients: int | None = None  # None: the paper's number
+    """The paper's size of the data sets."""
+    clients: AtLeastOne[int] | None = None
+    """Number of clients; None for the paper's number."""
     labels: Labels = "two-block"
-    labels_per_client: int = 5
-    train_per_label: int | None = None
-    test_per_label: int | None = None
-    examples: int | None = None
-    alpha: float = 0.5
-    test_fraction: float = 0.2
-    split: Split = "stratified"
-    seed: int = 1
-    validation: float = 0.0
-    certify: float = 0.0
-    features: int = 4
-    classes: int = 10
-    noise: float = 0.5
+    """Which labels a client holds. "two-block", "sliding" and "random" give it labels_per_client labels with the same
+    number of images each; "dirichlet" and "iid" deal out the whole pool."""
+    labels_per_client: AtLeastOne[int] = 5
+    train_per_label: AtLeastOne[int] | None = None
+    """Training images of each label of a client."""
+    test_per_label: NonNegative[int] | None = None
+    """Test images of each label of a client."""
+    examples: Annotated[int, Interval(at_least=2)] | None = None
+    """Examples per client, training and test together; for "dirichlet" on average."""
+    alpha: Annotated[float, Interval(more_than=0, less_than=math.inf)] = 0.5
+    """Concentration of "dirichlet"."""
+    test_fraction: Fraction = 0.2
+    """Share of each client's examples for test."""
+    split: SplitRule = "stratified"
+    """"stratified" has exact counts per label. "shuffle" splits in file order without stratification, probably as the
+    authors did. "overlap" lets every client draw from all images, so that clients are tested on images that others
+    train on; this flatters a shared model and serves to explain published results."""
+    seed: Annotated[int, Interval(at_least=0, at_most=2**63 - 1)] = 1
+    validation: Fraction = 0.0
+    """Share of each client's training data that is held out."""
+    certify: Fraction = 0.0
+    """Share of the remaining training data that is withheld from the federation, for `pfedbayes certify`."""
+    features: AtLeastOne[int] = 4
+    """Number of features of a synthetic set."""
+    classes: Annotated[int, Interval(at_least=2)] = 10
+    """Number of classes of "blobs"."""
+    noise: Annotated[float, Interval(at_least=0, less_than=math.inf)] = 0.5
+    """Standard deviation of the noise of a synthetic set."""
     dir: str | None = None
+    """First folder to search for a published set; --data-dir takes precedence."""
     path: str | None = None
+    """A file with a client column, a folder with one file per client, or a folder client/class/image."""
     target: str | None = None
+    """The column to predict."""
     client_column: str | None = None
+    """The column with the client of each row."""
     split_column: str | None = None
+    """A column that assigns each row to "train", "validation" or "test", instead of the two fractions."""
     task: Task | None = None
+    """Classification or regression; inferred from the target if not given."""
     categories: tuple[str, ...] = ()
+    """Columns of numbers that are categories."""
     ignore: tuple[str, ...] = ()
+    """Columns to leave out."""
     image_size: tuple[int, int] | None = None
+    """Height and width to which images are resized."""
 
     def __post_init__(self) -> None:
-        for key, choices in (("name", Name), ("labels", Labels), ("split", Split)):
-            _check(getattr(self, key) in get_args(choices), key, getattr(self, key), _either(choices))
-        _check(self.size is None or self.size in get_args(Size), "size", self.size, _either(Size))
-        for key, least in (
-            ("clients", 1),
-            ("labels_per_client", 1),
-            ("train_per_label", 1),
-            ("test_per_label", 0),
-            ("examples", 2),
-            ("features", 1),
-            ("classes", 2),
-        ):
+        check(self)
+        for key, choices in (("name", Name), ("size", Size), ("labels", Labels), ("split", SplitRule), ("task", Task)):
             value = getattr(self, key)
-            _check(value is None or value >= least, key, value, f"at least {least}")
-        _check(0 <= self.seed < 2**63, "seed", self.seed, "between 0 and 2**63 - 1")
-        _check(0 < self.alpha < math.inf, "alpha", self.alpha, "positive")
-        _check(0 <= self.noise < math.inf, "noise", self.noise, "0 or more")
-        for key in ("test_fraction", "validation", "certify"):
-            _check(0 <= getattr(self, key) < 1, key, getattr(self, key), "at least 0 and less than 1")
-        _check(self.task is None or self.task in get_args(Task), "task", self.task, _either(Task))
+            if value not in get_args(choices) and not (value is None and key in ("size", "task")):
+                listed = ", ".join(f'"{choice}"' for choice in get_args(choices))
+                raise ValueError(f"{key} must be one of {listed}, got {value!r}")
         if (self.name == "files") != (self.path is not None):
             raise ValueError('path (--data) and name = "files" belong together: give both or neither')
-        if self.name != "files" and (given := [key for key in OF_FILES if getattr(self, key)]):
-            raise ValueError(f"{given[0]} is for files of one's own: give their path too (--data)")
+        if self.name != "files" and (given := [key for key in FILES_ONLY if getattr(self, key)]):
+            raise ValueError(f"{given[0]} applies only to your own files: give their path too (--data)")
         if self.image_size is not None and min(self.image_size) < 1:
-            raise ValueError(f"image_size = {list(self.image_size)}: must be height and width, at least 1 each")
+            raise ValueError(f"image_size must be height and width of at least 1, got {list(self.image_size)}")
         if self.name != "files":
             self._check_counts()
 
@@ -128,18 +128,18 @@ class DataConfig:
         if (self.train_per_label is None) != (self.test_per_label is None):
             raise ValueError("train_per_label and test_per_label belong together: give both or neither")
         if self.train_per_label is not None and self.examples is not None:
-            raise ValueError("train_per_label and examples both say how many images there are: give one of them")
+            raise ValueError("train_per_label and examples both set the number of images: give one of them")
         if self.name == "regression" and self.split != "stratified":
-            raise ValueError(f'name = "regression" has no labels to go by with split = "{self.split}": leave split out')
+            raise ValueError(f'name = "regression" has no labels for split = "{self.split}": leave split out')
         if self.split == "overlap" and (self.validation or self.certify):
             raise ValueError(
-                'split = "overlap" lets clients train on what others hold out: leave validation and certify at 0'
+                'split = "overlap" lets clients train on the held-out data of others: leave validation and certify at 0'
             )
         if not self.by_label:
             if self.train_per_label is not None:
-                raise ValueError(f'labels = "{self.labels}" takes examples and test_fraction, not train_per_label')
+                raise ValueError(f'labels = "{self.labels}" has no train_per_label: give examples and test_fraction')
             if self.split != "stratified":
-                raise ValueError(f'labels = "{self.labels}" cannot go with split = "{self.split}": leave split out')
+                raise ValueError(f'labels = "{self.labels}" does not go with split = "{self.split}": leave split out')
         elif self.name != "regression":
             train, _, _ = self.per_label
             if train < 1:
@@ -149,38 +149,39 @@ class DataConfig:
                 )
 
     def section(self) -> dict[str, Any]:
-        """Plain values, as in a config: those that count for this kind of data."""
-        without = OF_OTHERS if self.name == "files" else OF_FILES
+        """Return the settings that apply to this kind of data, as in a config file."""
+        without = NOT_FILES if self.name == "files" else FILES_ONLY
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in without}
 
     @property
     def title(self) -> str:
-        """What to call the data."""
+        """A short name of the data."""
         if self.path is not None:
             return Path(self.path).stem
         return " ".join(filter(None, [self.name, self.size]))
 
     @property
     def by_label(self) -> bool:
-        """Whether a client is dealt fixed numbers of images of its own labels."""
+        """Whether clients are dealt fixed numbers of images per label."""
         return self.labels not in ("dirichlet", "iid")
 
     @property
     def num_clients(self) -> int:
+        """Number of clients."""
         if self.clients is not None:
             return self.clients
         return PROTOCOLS[self.name].clients if self.name in PROTOCOLS else SYNTHETIC_CLIENTS
 
     @property
     def examples_per_client(self) -> int | None:
-        """Examples of a client, training and test together; None: as many as there are."""
+        """Examples of a client, training and test together; None for all that there are."""
         if self.examples is None and self.name not in PROTOCOLS:
             return SYNTHETIC_EXAMPLES
         return self.examples
 
     @property
     def per_label(self) -> tuple[int, int, int]:
-        """Of each label of a client: images to train on, images to test on, and the block both are taken from."""
+        """Training images, test images, and size of the block they are taken from, of each label of a client."""
         if self.train_per_label is not None and self.test_per_label is not None:
             return self.train_per_label, self.test_per_label, self.train_per_label + self.test_per_label
         if self.examples_per_client is not None:
@@ -188,20 +189,13 @@ class DataConfig:
             test = rounded(self.test_fraction * block)
             return block - test, test, block
         if self.size is None:
-            raise ValueError("how many images? Give size, or examples, or train_per_label with test_per_label")
+            raise ValueError(
+                "the number of images is not set: give size, examples, or train_per_label with test_per_label"
+            )
         protocol = PROTOCOLS[self.name]
         return *protocol.sizes[self.size], protocol.block
 
 
 def rounded(number: float) -> int:
-    """The nearest whole number, halves upwards."""
+    """Round to the nearest integer, halves upwards."""
     return math.floor(number + 0.5)
-
-
-def _either(choices: object) -> str:
-    return "one of " + ", ".join(f'"{choice}"' for choice in get_args(choices))
-
-
-def _check(holds: bool, key: str, value: object, must_be: str) -> None:
-    if not holds:
-        raise ValueError(f"{key} = {value!r}: must be {must_be}")

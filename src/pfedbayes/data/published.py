@@ -1,7 +1,7 @@
-"""Where the examples come from: published sets of images in their published formats, and two synthetic sets.
+"""Published image data sets in their published formats.
 
-MNIST is part of the package. The others are looked for on this machine and otherwise downloaded from their
-publishers. Files found on the machine are checked for their structure, downloads by their published checksum.
+MNIST is part of the package. The others are searched for on this machine and otherwise downloaded from their
+publishers. Local files are checked for their structure, downloads by their published checksum.
 """
 
 from __future__ import annotations
@@ -26,75 +26,69 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from pfedbayes.data.pool import Pool
 from pfedbayes.errors import UserError
 
-NUM_CLASSES = 10  # of every published set here
+NUM_CLASSES = 10  # of every data set here
 NETWORK_TIMEOUT = 10.0  # seconds without an answer
 CHUNK = 1 << 18
 
-Progress = Callable[[str, int, int], None]
-"""Called while a file comes in: its name, the bytes received, and the bytes expected (0: not known)."""
-
-
-@dataclass(frozen=True, eq=False)
-class Pool:
-    """All examples of one set, those of the training file first, in file order.
-
-    x: (M, C, H, W) uint8 images or (M, features) float32; y: (M,) int64 labels or (M, 1) float32 targets.
-    num_classes is None for regression; official_train_count is the number of rows from the training file.
-    """
-
-    x: Tensor
-    y: Tensor
-    num_classes: int | None
-    official_train_count: int
+DownloadProgress = Callable[[str, int, int], None]
+"""Called during a download: name of the file, bytes received, and bytes expected (0 if unknown)."""
 
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """A header and then `count` records of `width` bytes: an image, a label, or a label followed by its image."""
+    """A file with a header and `count` records: images, labels, or labels each followed by its image."""
 
     name: str
     header: bytes
     count: int
+    """Number of records."""
     width: int
+    """Bytes of one record."""
 
     @property
     def length(self) -> int:
+        """Bytes of the whole file."""
         return len(self.header) + self.count * self.width
 
 
 @dataclass(frozen=True)
 class Download:
+    """A file to download and its checksum."""
+
     url: str
     md5: str
 
     @property
     def file_name(self) -> str:
+        """The last part of the URL."""
         return self.url.rpartition("/")[2]
 
 
 @dataclass(frozen=True)
 class Source:
-    """A published set: the files it consists of, where they may lie and where they come from.
-
-    files: training files first; the files may be gzipped, or lie in the published archive.
-    folders: the names a folder of this set usually has; the first is used in the cache.
-    """
+    """A published data set: its files, where to find them, and where to download them."""
 
     files: tuple[PublishedFile, ...]
+    """The files, training files first. They may be gzipped, or be in the published archive."""
     shape: tuple[int, int, int]
+    """Channels, height and width of an image."""
     folders: tuple[str, ...]
+    """Usual names of the folder with the files; the cache uses the first."""
     downloads: tuple[Download, ...]
     archive: str | None = None
+    """Name of the published archive."""
     system_folder: str | None = None
+    """Folder of Debian's package."""
     system_package: str | None = None
+    """Name of Debian's package."""
 
 
 def idx_files(train: int, test: int, side: int) -> tuple[PublishedFile, ...]:
-    """The four files of MNIST and its successors, in the idx format: big-endian magic number and sizes first."""
+    """Return the four files of MNIST and its successors, in the idx format: big-endian magic number and sizes first."""
     return tuple(
         file
         for part, count in (("train", train), ("t10k", test))
@@ -108,7 +102,7 @@ def idx_files(train: int, test: int, side: int) -> tuple[PublishedFile, ...]:
 
 
 def cifar_files(count: int) -> tuple[PublishedFile, ...]:
-    """The six files of CIFAR-10's binary version: label, then the red, green and blue planes; no header."""
+    """Return the six files of CIFAR-10's binary version: label, then the red, green and blue planes; no header."""
     names = [f"data_batch_{number}.bin" for number in range(1, 6)] + ["test_batch.bin"]
     return tuple(PublishedFile(name, b"", count, 1 + 3 * 32 * 32) for name in names)
 
@@ -141,21 +135,21 @@ SOURCES = {
 
 MNIST_IMAGES = 70_000
 MNIST_TRAIN_IMAGES = 60_000
-MNIST_FIRST_LABELS = [5, 0, 4, 1, 9, 2, 1, 3, 1, 4, 3, 5, 3, 6, 1, 7]  # of its training file
+MNIST_FIRST_LABELS = [5, 0, 4, 1, 9, 2, 1, 3, 1, 4, 3, 5, 3, 6, 1, 7]  # first labels of its training file
 
 
-def load(
-    name: str, data_dir: str | Path | None = None, *, download: bool = True, progress: Progress | None = None
+def load_published(
+    name: str, data_dir: str | Path | None = None, *, download: bool = True, progress: DownloadProgress | None = None
 ) -> Pool:
-    """A published set: "mnist", "fashion-mnist" or "cifar10".
+    """Load a published data set: "mnist", "fashion-mnist" or "cifar10".
 
-    The last two are looked for in data_dir, in the folder that PFEDBAYES_DATA names, in the user's cache and in
-    the folder of Debian's package, and are downloaded into the cache if they are in none of them.
+    The last two are searched for in data_dir, in the folder PFEDBAYES_DATA, in the user's cache and in the folder of
+    Debian's package. If none of them has the files, they are downloaded into the cache.
     """
     if name == "mnist":
         return _load_bundled_mnist()
     if name not in SOURCES:
-        raise UserError(f'there is no data set "{name}": choose "mnist", "fashion-mnist" or "cifar10"')
+        raise UserError(f'unknown data set "{name}": choose "mnist", "fashion-mnist" or "cifar10"')
     source = SOURCES[name]
     folder = _locate(source, data_dir)
     if folder is None:
@@ -164,22 +158,25 @@ def load(
         folder = _download(name, source, progress)
     pool = _assemble(source, _read_files(source, folder))
     if name == "fashion-mnist" and pool.y[: len(MNIST_FIRST_LABELS)].tolist() == MNIST_FIRST_LABELS:
-        raise UserError(f"{folder} holds the digits of MNIST, not Fashion-MNIST: give another folder")
+        raise UserError(f"{folder} holds MNIST, not Fashion-MNIST: give another folder")
     return pool
 
 
 @dataclass(frozen=True)
 class Availability:
-    """found is the folder a set lies in, "bundled", or None; how_to_get is empty if it was found."""
+    """Whether a published data set is on this machine."""
 
     name: str
     images: int
+    """Number of images."""
     found: str | None
+    """Its folder, "bundled", or None."""
     how_to_get: str
+    """How to get a set that is not there; else empty."""
 
 
 def available(data_dir: str | Path | None = None) -> list[Availability]:
-    """What `load` would find on this machine, without reading it."""
+    """Return what `load_published` would find on this machine, without reading it."""
     records = [Availability("mnist", MNIST_IMAGES, "bundled", "")]
     for name, source in SOURCES.items():
         images = sum(file.count for file in source.files if file.width > 1)
@@ -194,7 +191,7 @@ def available(data_dir: str | Path | None = None) -> list[Availability]:
 
 
 def _ways_to_get(source: Source) -> str:
-    """The three ways to a set that is not on this machine."""
+    """Return the three ways to get a set that is not on this machine."""
     if source.system_package:
         second = f"install Debian's package {source.system_package}"
     else:
@@ -214,7 +211,7 @@ def _cache(source: Source) -> Path:
 
 
 def _locate(source: Source, data_dir: str | Path | None) -> Path | None:
-    """The first folder that holds all files of a set."""
+    """Return the first folder that holds all files of a set."""
     if data_dir and not Path(data_dir).is_dir():
         raise UserError(f"the data folder {data_dir} does not exist: correct --data-dir or create the folder")
     cache = _cache_base()
@@ -227,12 +224,12 @@ def _locate(source: Source, data_dir: str | Path | None) -> Path | None:
             missing = _missing(source, folder)
             complete = not missing or _archive(source, folder) is not None
         except OSError as error:
-            raise UserError(f"{folder} cannot be read ({error.strerror}): make it readable") from error
+            raise UserError(f"{folder} cannot be read ({error.strerror}): check its permissions") from error
         if complete:
             return folder
-        # The cache may hold a part of the files after a download that was cut off.
+        # After an interrupted download the cache may hold only some of the files.
         if len(missing) < len(source.files) and not folder.is_relative_to(cache):
-            raise UserError(f"{folder} lacks {missing[0]}: put it beside the others or give another folder")
+            raise UserError(f"{folder} lacks {missing[0]}: add it or give another folder")
     return None
 
 
@@ -249,7 +246,7 @@ def _archive(source: Source, folder: Path) -> Path | None:
 
 
 def _read_files(source: Source, folder: Path) -> list[NDArray[np.uint8]]:
-    """The records of each file of a set: one array (count, width) per file."""
+    """Return the records of a set: one array (count, width) per file."""
     archive = _archive(source, folder)
     if archive and _missing(source, folder):
         return _read_archive(source, archive)
@@ -260,7 +257,7 @@ def _read_files(source: Source, folder: Path) -> list[NDArray[np.uint8]]:
             path = folder / f"{file.name}.gz"
         try:
             with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-                content = stream.read(file.length + 1)  # one more than there should be, to notice if there is
+                content = stream.read(file.length + 1)  # one byte more than expected, to detect longer files
         except (OSError, EOFError, zlib.error) as error:
             raise _damaged(str(path), f"cannot be read ({error})") from error
         records.append(_records(file, content, source.shape, str(path)))
@@ -268,7 +265,7 @@ def _read_files(source: Source, folder: Path) -> list[NDArray[np.uint8]]:
 
 
 def _read_archive(source: Source, path: Path) -> list[NDArray[np.uint8]]:
-    """The same from the published archive, in one pass and without unpacking anything onto the disk."""
+    """Return the records of a set from the published archive, in one pass and without unpacking it to disk."""
     wanted = {file.name: file for file in source.files}
     records = {}
     try:
@@ -288,7 +285,7 @@ def _read_archive(source: Source, path: Path) -> list[NDArray[np.uint8]]:
 
 
 def _records(file: PublishedFile, content: bytes, shape: tuple[int, int, int], where: str) -> NDArray[np.uint8]:
-    """The records of one file, (count, width), once its header, its length and its labels have been checked."""
+    """Check header, length and labels of one file, and return its records (count, width)."""
     if not content.startswith(file.header):
         raise _damaged(where, f"does not begin like {file.name}: wrong magic number or sizes")
     if len(content) != file.length:
@@ -296,16 +293,16 @@ def _records(file: PublishedFile, content: bytes, shape: tuple[int, int, int], w
         raise _damaged(where, f"has {extent} the {file.length} bytes of {file.name}")
     records = np.frombuffer(content, np.uint8, offset=len(file.header)).reshape(file.count, file.width)
     if file.width != math.prod(shape) and records[:, 0].max() >= NUM_CLASSES:
-        raise _damaged(where, f"has the label {records[:, 0].max()}, and labels are 0 to {NUM_CLASSES - 1}")
+        raise _damaged(where, f"has the label {records[:, 0].max()}, but labels are 0 to {NUM_CLASSES - 1}")
     return records
 
 
 def _damaged(where: str, what: str) -> UserError:
-    return UserError(f"{where} {what}: put the published file in its place, or delete it and run again")
+    return UserError(f"{where} {what}: replace it by the published file, or delete it and run again")
 
 
 def _assemble(source: Source, files: list[NDArray[np.uint8]]) -> Pool:
-    """Images and labels out of the records, whether they share a file or have files of their own."""
+    """Return the pool of the records, whether images and labels share a file or not."""
     pixels = math.prod(source.shape)
     images = [records[:, -pixels:] for records in files if records.shape[1] >= pixels]
     labels = [records[:, 0] for records in files if records.shape[1] != pixels]
@@ -315,12 +312,12 @@ def _assemble(source: Source, files: list[NDArray[np.uint8]]) -> Pool:
 
 
 def _load_bundled_mnist() -> Pool:
-    """All images, train then test, and then all labels, as scripts/bundle_mnist.py has put them together."""
+    """Load MNIST as written by scripts/bundle_mnist.py: all images, training then test, followed by all labels."""
     try:
         packed = resources.files("pfedbayes.data").joinpath("bundled/mnist.xz").read_bytes()
         content = bytearray(lzma.decompress(packed))
     except (OSError, EOFError, lzma.LZMAError) as error:
-        raise UserError(f"the MNIST file inside the package cannot be read ({error}): reinstall it") from error
+        raise UserError(f"the MNIST file inside the package cannot be read ({error}): reinstall the package") from error
     pixels = MNIST_IMAGES * 28 * 28
     flat = torch.frombuffer(content, dtype=torch.uint8)
     if len(flat) != pixels + MNIST_IMAGES or int(flat[pixels:].max()) >= NUM_CLASSES:
@@ -329,8 +326,8 @@ def _load_bundled_mnist() -> Pool:
     return Pool(x, y, NUM_CLASSES, MNIST_TRAIN_IMAGES)
 
 
-def _download(name: str, source: Source, progress: Progress | None) -> Path:
-    """Fetch what the cache lacks of a set, and return its folder there."""
+def _download(name: str, source: Source, progress: DownloadProgress | None) -> Path:
+    """Download the missing files of a set into the cache, and return its folder there."""
     folder = _cache(source)
     for item in source.downloads:
         if not (folder / item.file_name).is_file():
@@ -340,7 +337,7 @@ def _download(name: str, source: Source, progress: Progress | None) -> Path:
             except (OSError, http.client.HTTPException) as error:
                 cause = getattr(error, "reason", error)
                 if isinstance(error, urllib.error.HTTPError):
-                    error.close()  # it holds the connection
+                    error.close()  # releases the connection
                 raise UserError(
                     f"{name} is not on this machine and {item.url} could not be downloaded ({cause}): "
                     + _ways_to_get(source)
@@ -348,13 +345,13 @@ def _download(name: str, source: Source, progress: Progress | None) -> Path:
     return folder
 
 
-def _fetch(item: Download, target: Path, progress: Progress | None) -> None:
+def _fetch(item: Download, target: Path, progress: DownloadProgress | None) -> None:
     """Download one file. `target` appears only when it is complete and has the published checksum."""
     digest, received = hashlib.md5(usedforsecurity=False), 0
     with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
         part = Path(file.name)
         try:
-            # The URL is one of the table above, so it has no scheme that could read a local file.
+            # The URL comes from SOURCES, so its scheme cannot read a local file.
             with urllib.request.urlopen(item.url, timeout=NETWORK_TIMEOUT) as answer:  # noqa: S310
                 expected = int(answer.headers.get("Content-Length", 0))
                 while chunk := answer.read(CHUNK):
@@ -364,7 +361,7 @@ def _fetch(item: Download, target: Path, progress: Progress | None) -> None:
                     if progress:
                         progress(target.name, received, expected)
             if received < expected:
-                raise UserError(f"{item.url} broke off after {received} of {expected} bytes: run again")
+                raise UserError(f"{item.url} was interrupted after {received} of {expected} bytes: run again")
             if digest.hexdigest() != item.md5:
                 raise UserError(
                     f"{item.url} has the checksum {digest.hexdigest()} instead of {item.md5}: run again, "
@@ -375,35 +372,3 @@ def _fetch(item: Download, target: Path, progress: Progress | None) -> None:
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)
-
-
-def blobs(per_class: int, classes: int, features: int, noise: float, seed: int) -> Pool:
-    """Gaussian blobs: x = m_y + noise * g, with class means m ~ N(0, I); classes by turns, `per_class` of each."""
-    generator = np.random.default_rng(seed)
-    means = generator.standard_normal((classes, features))
-    y = np.tile(np.arange(classes), per_class)
-    x = means[y] + noise * generator.standard_normal((len(y), features))
-    return Pool(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y), classes, len(y))
-
-
-def regression(clients: int, examples: int, features: int, noise: float, seed: int) -> Pool:
-    """The paper's Eq. (1), y = f^i(x) + eps with eps ~ N(0, noise^2), client by client: rows i * examples, ...
-
-    f^i(x) = a^i . tanh(A x + b), x uniform on [-1, 1]^features. The clients share A and b, and their a^i lie
-    around a common a, so each has something to learn from the others and something of its own.
-    """
-    units, difference = 16, 0.3
-    generator = np.random.default_rng(seed)
-    slopes = 2 * generator.standard_normal((units, features))
-    offsets = generator.standard_normal(units)
-    common = generator.standard_normal(units)
-    heights = (common + difference * generator.standard_normal((clients, units))) / math.sqrt(units)
-    x = generator.uniform(-1, 1, (clients, examples, features))
-    f = np.einsum("iu,inu->in", heights, np.tanh(x @ slopes.T + offsets))
-    y = f + noise * generator.standard_normal((clients, examples))
-    return Pool(
-        torch.from_numpy(x.reshape(-1, features).astype(np.float32)),
-        torch.from_numpy(y.reshape(-1, 1).astype(np.float32)),
-        num_classes=None,
-        official_train_count=clients * examples,
-    )

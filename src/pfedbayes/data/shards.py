@@ -1,4 +1,4 @@
-"""The data of all clients: one pool, and per client the rows of it that are its own."""
+"""The data of all clients: one pool of examples, and per client the rows that belong to it."""
 
 from __future__ import annotations
 
@@ -22,24 +22,28 @@ Examples = tuple[ArrayLike | Tensor, ArrayLike | Tensor]
 class Shards:
     """One pool of examples and, per client, indices into it.
 
-    Nothing is copied or padded: images stay uint8 in the pool and a batch is gathered when it is needed.
-
-    x: (M, ...) uint8 images or floating-point features; y: (M,) int64 labels or (M, d) floating-point targets.
-    train, test, validation: one int64 index vector per client; test and validation vectors may be empty.
-    Within a client the three are disjoint; between clients they may overlap if whoever built them wants it.
-    num_classes is None for regression. preprocessing: how x and y were made from one's own tables or images. certify:
-    rows that are kept from the federation, so that a certificate can be based on them; none if it is left out.
+    Nothing is copied or padded: images stay uint8 in the pool, and a batch is gathered when it is needed. The parts of
+    one client are disjoint. Different clients may share rows.
     """
 
     x: Tensor
+    """Inputs (M, ...): uint8 images or floating-point features."""
     y: Tensor
+    """Labels (M,) as int64, or floating-point targets (M, d)."""
     train: tuple[Tensor, ...]
+    """Training rows: one int64 index vector per client."""
     test: tuple[Tensor, ...]
+    """Test rows per client, which may be empty."""
     validation: tuple[Tensor, ...]
+    """Validation rows per client, which may be empty."""
     names: tuple[str, ...]
+    """Names of the clients."""
     num_classes: int | None
+    """Number of classes; None for a regression."""
     preprocessing: Preprocessing | None = None
+    """How x and y were encoded, if they come from your own tables or images."""
     certify: tuple[Tensor, ...] = ()
+    """Rows per client that are withheld from the federation for a certificate; empty if there are none."""
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
@@ -61,10 +65,10 @@ class Shards:
     def _check_targets(self) -> None:
         if self.num_classes is None:
             if not self.y.is_floating_point() or self.y.ndim != 2:
-                raise UserError("without num_classes, y must be floating-point targets of shape (M, d)")
+                raise UserError("y is not a floating-point tensor (M, d): convert it, or give num_classes for labels")
             return
         if self.y.dtype != torch.int64 or self.y.ndim != 1:
-            raise UserError("with num_classes, y must be int64 labels of shape (M,)")
+            raise UserError("y is not an int64 tensor (M,): convert it, or leave num_classes out for a regression")
         if len(self.y) and not 0 <= int(self.y.min()) <= int(self.y.max()) < self.num_classes:
             raise UserError(
                 f"labels run from {int(self.y.min())} to {int(self.y.max())}, but num_classes = {self.num_classes} "
@@ -75,7 +79,7 @@ class Shards:
         if any(index.dtype != torch.int64 or index.ndim != 1 for index in indices):
             raise UserError(f"{name}: indices must be one-dimensional int64 vectors")
         if not len(indices[0]):
-            raise UserError(f"{name} has no training examples: leave it out or give it some")
+            raise UserError(f"{name} has no training examples: leave the client out or give it some")
         rows = torch.cat(indices)
         if not 0 <= int(rows.min()) <= int(rows.max()) < len(self.x):
             raise UserError(f"{name}: indices must lie between 0 and {len(self.x) - 1}, the rows of the pool")
@@ -84,11 +88,11 @@ class Shards:
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
-        """What the labels 0, 1, ... stand for, where that is known."""
+        """Names of the labels 0, 1, ..., if they are known."""
         return self.preprocessing.target.classes if self.preprocessing else None
 
     def fingerprint(self) -> str:
-        """A checksum of the data and of who holds what."""
+        """Return a checksum of the data and of the rows of each client."""
         digest = hashlib.blake2b(repr(self.names).encode(), digest_size=16)
         for tensor in (self.x, self.y, *self.train, *self.test, *self.validation, *self.certify):
             digest.update(repr(tuple(tensor.shape)).encode())
@@ -103,8 +107,7 @@ class Shards:
         names: Sequence[str] | None = None,
         num_classes: int | None = None,
     ) -> Shards:
-        """As `from_arrays`, from anything that has a length and gives pairs (x, y) by number: a `torch` Dataset, per
-        client."""
+        """Return shards of one `torch` Dataset per client, or of any sequence of pairs (x, y); see `from_arrays`."""
         tests = None if test is None else [_collect(dataset) for dataset in test]
         return cls.from_arrays([_collect(dataset) for dataset in train], tests, names, num_classes)
 
@@ -116,21 +119,21 @@ class Shards:
         names: Sequence[str] | None = None,
         num_classes: int | None = None,
     ) -> Shards:
-        """The shards of one's own data: per client a pair (x, y) to train on and, if wanted, one to test on.
+        """Return shards of your own arrays: per client a pair (x, y) for training and, optionally, one for test.
 
-        x: (n, ...) with the same shape of one example everywhere; n may differ between clients. uint8 is kept
-        and means images, everything else becomes torch's default floating-point type.
-        y: (n,) integers 0, 1, ... for classification, where num_classes is the largest label plus one unless it
-        is given; (n,) or (n, d) floating-point numbers for regression.
+        x: (n, ...); examples of all clients have the same shape, n may differ. uint8 arrays are images; all other
+        types become torch's default floating-point type.
+        y: (n,) integers 0, 1, ... for classification; (n,) or (n, d) floating-point numbers for regression.
+        names: of the clients. num_classes: by default the largest label plus one.
         """
         if not train:
-            raise UserError("no clients: give a pair (x, y) for each client")
+            raise UserError("there are no clients: give one pair (x, y) per client")
         if test is not None and len(test) != len(train):
-            raise UserError(f"{len(train)} clients to train and {len(test)} to test: give a test pair for each client")
+            raise UserError(f"{len(train)} training pairs but {len(test)} test pairs: give one test pair per client")
         if names is None:
             names = client_names(len(train))
         if len(names) != len(train):
-            raise UserError(f"{len(names)} names for {len(train)} clients: give one name for each client")
+            raise UserError(f"{len(names)} names for {len(train)} clients: give one name per client")
 
         train_arrays = [_check_pair(pair, f"{name}, train") for name, pair in zip(names, train, strict=True)]
         test_arrays = []
@@ -138,8 +141,8 @@ class Shards:
             test_arrays = [_check_pair(pair, f"{name}, test") for name, pair in zip(names, test, strict=True)]
         for name, (x, _) in zip(names, train_arrays, strict=True):
             if not len(x):
-                raise UserError(f"{name} has no training examples: leave it out or give it some")
-        # An empty array has no dependable type or shape, and adds no rows.
+                raise UserError(f"{name} has no training examples: leave the client out or give it some")
+        # An empty array adds no rows, and its type and shape may be arbitrary.
         filled = [(x, y) for x, y in train_arrays + test_arrays if len(x)]
         pool_x, pool_y = _pool([x for x, _ in filled], [y for _, y in filled])
 
@@ -160,22 +163,22 @@ class Shards:
 
 
 def _collect(dataset: Any) -> Examples:
-    """All examples of a dataset as one pair of arrays."""
+    """Return all examples of a dataset as one pair of arrays."""
     pairs = [dataset[k] for k in range(len(dataset))]
     try:
         x, y = (np.stack([np.asarray(value) for value in values]) for values in zip(*pairs, strict=True))
     except (TypeError, ValueError) as error:
-        raise UserError(f"a dataset must give pairs (x, y) of one shape ({error}): wrap it in one that does") from None
+        raise UserError(f"a dataset has no pairs (x, y) of one shape ({error}): wrap it in one that does") from None
     return x, y
 
 
 def client_names(count: int) -> tuple[str, ...]:
-    """Names for clients that have none of their own."""
+    """Return default names of clients."""
     return tuple(f"client {i}" for i in range(count))
 
 
 def _check_pair(pair: Examples, whose: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """x (n, ...) and y (n,) or (n, d) as NumPy arrays of finite numbers and equal length."""
+    """Return x (n, ...) and y (n,) or (n, d) as NumPy arrays, checked to be finite and of equal length."""
     try:
         x, y = (a.detach().cpu().numpy() if isinstance(a, Tensor) else np.asarray(a) for a in pair)
     except (TypeError, ValueError) as error:
@@ -195,10 +198,10 @@ def _check_pair(pair: Examples, whose: str) -> tuple[NDArray[Any], NDArray[Any]]
 
 
 def _pool(xs: list[NDArray[Any]], ys: list[NDArray[Any]]) -> tuple[Tensor, Tensor]:
-    """All examples under one another, x (M, ...) and y (M,) or (M, d)."""
+    """Return all examples as one pool, x (M, ...) and y (M,) or (M, d)."""
     for letter, arrays in (("x", xs), ("y", ys)):
         if len(shapes := {array.shape[1:] for array in arrays}) > 1:
-            raise UserError(f"one example of {letter} has the shapes {shapes}: it must have the same for all clients")
+            raise UserError(f"examples of {letter} have the shapes {shapes}: use one shape for all clients")
     if len({x.dtype == np.uint8 for x in xs}) > 1:
         raise UserError("x is uint8 (images) for some clients and not for others: use one type for all")
     if len({y.dtype.kind == "f" for y in ys}) > 1:

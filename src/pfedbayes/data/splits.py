@@ -1,4 +1,4 @@
-"""Cutting the rows of a client into those to train on and those that are held out."""
+"""Split the rows of a client into training rows and held-out rows."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 from pfedbayes.data.batches import permutations
 from pfedbayes.data.config import rounded
 
-Rows = NDArray[np.int64]  # row numbers of a pool
+Rows = NDArray[np.int64]
+"""Row numbers of a pool or a table."""
 
 
-class Purpose(IntEnum):
-    """What a random draw is for. It is part of the draw's key, so that no two purposes share random numbers.
+class SplitPurpose(IntEnum):
+    """The purpose of a random draw. It is part of the key, so that no two purposes share random numbers.
 
-    0 is left to the batch streams.
+    Key 0 is reserved for the order of batches.
     """
 
     CLASS_ORDER = 1
@@ -34,14 +35,16 @@ class Purpose(IntEnum):
         return (self << 32) | index
 
     def order(self, seed: int, size: int, index: int = 0) -> Rows:
-        """A permutation of range(size): (size,)."""
+        """Return a permutation of range(size), (size,)."""
         return permutations(seed, self.stream(index), size, 0, 1).reshape(-1)
 
 
 def held_out(labels: Rows | None, size: int, fraction: float, stream: int, seed: int) -> NDArray[np.bool_]:
-    """A mask of `fraction` of `size` rows, drawn at random within each label (n,) and evenly over the labels: (n,).
+    """Return a mask (size,) of the rows to hold out: a random `fraction`, stratified by label.
 
-    Of two rows or more, at least one is held out (unless fraction is 0) and at least one is left.
+    Of two or more rows, at least one is held out (unless fraction is 0) and at least one is left.
+
+    labels: (size,), or None. stream, seed: the key of the random draw.
     """
     mask = np.zeros(size, dtype=np.bool_)
     if fraction == 0 or size < 2:
@@ -50,7 +53,7 @@ def held_out(labels: Rows | None, size: int, fraction: float, stream: int, seed:
     order, other = permutations(seed, stream, size, 0, 2)
     if labels is not None:
         order = order[np.argsort(labels[order], kind="stable")]
-    # Every (size / held)-th row in the order of labels, from a random start: each label gives its share within one.
+    # Take every (size / held)-th row in the order of labels, from a random start: each label gives its share up to one.
     steps = (np.arange(size + 1) * held + other[0]) // size
     mask[order[np.diff(steps) > 0]] = True
     return mask

@@ -1,4 +1,8 @@
-"""One model of a federation as a function from inputs to outputs, with draws that are the same on every machine."""
+"""The posterior over the weights of one trained model: the verb of serving, certificates and export.
+
+A trained model is a method's state, either a client's or the server's. It becomes a function from inputs to outputs
+whose random draws are the same on every machine.
+"""
 
 from __future__ import annotations
 
@@ -11,56 +15,97 @@ from torch import Tensor
 
 from pfedbayes.evaluation.estimators import Which
 from pfedbayes.evaluation.models import FederatedModels, personal_state
-from pfedbayes.evaluation.predict import predict
+from pfedbayes.maths.gaussian import MeanField
 from pfedbayes.maths.random import Purpose, key, normal
+from pfedbayes.maths.trees import leaves, tree_map
+from pfedbayes.methods.base import Method, State, weights_posterior
 from pfedbayes.nets import Model
 
-Answer = Callable[[Tensor], Tensor]  # from inputs (n, ...) to outputs (K, n, ...), one for each draw
+OutputFunction = Callable[[Tensor], Tensor]
+"""Maps inputs (n, ...) to outputs (K, n, ...), one per weight draw."""
 ROWS_AT_ONCE = 5000
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """A model whose weights are independent Gaussians with these means and standard deviations (T,), or one network if
-    there are no deviations. seed names the draws, which are made on the CPU."""
+    """Independent Gaussians over the weights of a network, or the weights of a single network."""
 
     model: Model
+    """Network and likelihood."""
     mean: Tensor
+    """Means (T,)."""
     deviation: Tensor | None
+    """Standard deviations (T,); None for a single network."""
     seed: int
+    """Seed of the weight draws, which are made on the CPU."""
 
-    def drawn(self, samples: int) -> Answer:
-        """The model with so many draws."""
+    def outputs(self, samples: int) -> OutputFunction:
+        """Return the output function for `samples` weight draws; for a single network, K is 1."""
         thetas = self.mean[None]
         if self.deviation is not None:
             noise = normal((samples, len(self.mean)), self.seed, self.mean.dtype, torch.device("cpu"))
             thetas = self.mean + self.deviation * noise.to(self.mean.device)
-        return partial(self._outputs, thetas)
-
-    def _outputs(self, thetas: Tensor, x: Tensor) -> Tensor:
-        rows = ROWS_AT_ONCE // 20 if self.model.net.convolutional else ROWS_AT_ONCE
-        x = x.to(thetas.device, thetas.dtype if x.is_floating_point() else None)
-        with torch.no_grad():
-            return torch.cat([self.model.stacked_outputs(thetas, part) for part in torch.split(x, rows)], dim=1)
+        return partial(_in_passes, partial(self.model.stacked_outputs, thetas), self.model, thetas)
 
 
-def weights_of(federation: FederatedModels, which: Which, client: int, s: int = 0) -> Weights | None:
-    """A client's own model, or the shared one; None where it is more than the weights of the network."""
-    method, seed = federation.method, federation.seeds[s]
+@dataclass(frozen=True, eq=False)
+class TrainedModel:
+    """A client's model or the shared one after training."""
+
+    method: Method
+    model: Model
+    """Network and likelihood, as the execution plan computes them."""
+    state: State
+    """The state that the method predicts with."""
+    seed: int
+    """Seed of the weight draws."""
+
+    @property
+    def weights(self) -> Weights | None:
+        """The posterior over the weights; None if the model is more than the weights of a network."""
+        q = self.method.posterior(self.state)
+        if q is None:
+            return None
+        if self.method.about.gaussian:
+            return Weights(self.model, q.mu, q.sigma, self.seed)
+        return Weights(self.model, q.mu, None, 0)
+
+    def outputs(self, samples: int) -> OutputFunction:
+        """Return the output function, with `samples` weight draws if the method has a distribution over weights."""
+        weights = self.weights
+        if weights is not None:
+            return weights.outputs(samples)
+        like = next(leaf for leaf in leaves(self.state) if leaf.is_floating_point())
+        predict = partial(self.method.predict, self.model, self.state, noise=None)
+        return partial(_in_passes, predict, self.model, like)
+
+
+def _in_passes(predict: OutputFunction, model: Model, like: Tensor, x: Tensor) -> Tensor:
+    """Return the outputs (K, n, ...) of x (n, ...), a few thousand rows at a time, in the data type of `like`."""
+    rows = ROWS_AT_ONCE // 20 if model.net.convolutional else ROWS_AT_ONCE
+    x = x.to(like.device, like.dtype if x.is_floating_point() else None)
+    with torch.no_grad():
+        return torch.cat([predict(part) for part in torch.split(x, rows)], dim=1)
+
+
+def draw_seed(seed: int, which: Which, round: int, client: int) -> int:
+    """Return the seed of a model's weight draws after a round; all clients share those of the shared model."""
+    if which == "personal":
+        return key(seed, Purpose.PERSONAL_PREDICTION, round, client)
+    return key(seed, Purpose.SHARED_PREDICTION, round)
+
+
+def trained_model(federation: FederatedModels, which: Which, client: int, seed_index: int = 0) -> TrainedModel:
+    """Return a client's model, or the shared one, of a federation that is in memory."""
     own = which == "personal"
-    state = personal_state(federation, client, s) if own else federation.servers[s]
-    q = method.posterior(state)
-    if q is None:
-        return None
-    if method.about.gaussian:
-        purpose = Purpose.PERSONAL_PREDICTION if own else Purpose.SHARED_PREDICTION
-        return Weights(federation.model, q.mu, q.sigma, key(seed, purpose, federation.round, *[client] * own))
-    return Weights(federation.model, q.mu, None, 0)
+    state = personal_state(federation, client, seed_index) if own else federation.servers[seed_index]
+    seed = draw_seed(federation.seeds[seed_index], which, federation.round, client)
+    return TrainedModel(federation.method, federation.model, state, seed)
 
 
-def answering(federation: FederatedModels, which: Which, client: int, samples: int, s: int = 0) -> Answer:
-    """A client's own model, or the shared one, with so many draws if it draws."""
-    weights = weights_of(federation, which, client, s)
-    return (
-        weights.drawn(samples) if weights else partial(predict, federation, which, client, samples=None, seed_index=s)
-    )
+def personal_posterior(
+    federation: FederatedModels, client: int, seed_index: int = 0, dtype: torch.dtype | None = None
+) -> MeanField:
+    """Return the posterior of a client's model, computed in `dtype` if given."""
+    state = personal_state(federation, client, seed_index)
+    return weights_posterior(federation.method, tree_map(lambda leaf: leaf.to(dtype or leaf.dtype), state))

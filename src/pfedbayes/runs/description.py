@@ -32,7 +32,7 @@ def describe_federation(federation: Federation, evaluation: Evaluation, digest: 
         test_sizes=[len(sets[i]) for i in clients],
         labels=labels,
         class_names=list(shards.class_names) if shards.class_names else None,
-        data=shards.preprocessing.words() if shards.preprocessing else None,
+        data=shards.preprocessing.describe() if shards.preprocessing else None,
         fingerprint=shards.fingerprint() if shards.preprocessing else None,
         num_params=federation.model.net.num_params,
         method=describe_method(federation.method),

@@ -13,13 +13,13 @@ from pfedbayes.data import load_shards
 from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.plan import Plan, choose_device
 from pfedbayes.errors import Diverged, UserError
+from pfedbayes.runs.calibration import calibration_bytes
 from pfedbayes.runs.config import to_toml
 from pfedbayes.runs.description import describe_federation, scored_clients
 from pfedbayes.runs.early_stopping import EarlyStopping
 from pfedbayes.runs.experiment import Experiment, build_federation
 from pfedbayes.runs.final_analysis import analyse_final_models
 from pfedbayes.runs.resume import previous_run, refuse_other_data
-from pfedbayes.trust import calibration
 
 CHECKPOINT_SHARE = 0.1  # at most this share of the time goes into checkpoints
 
@@ -154,7 +154,7 @@ def _train(
         estimator=kept.headline(experiment.evaluation.samples),
         **vars(analyse_final_models(kept, experiment.evaluation)),
     )
-    writer.write(runs.CALIBRATION, calibration.keep(kept, experiment))
+    writer.write(runs.CALIBRATION, calibration_bytes(kept, experiment))
     kept.population.close()
     writer.write_summary(summary)
 

@@ -1,6 +1,6 @@
-"""Using the models of a run: asking one client's about new rows, giving newcomers one, carrying one elsewhere."""
+"""Use the models of a run: predict new rows, give newcomers a model, export a client."""
 
 from pfedbayes.serving.newcomers import join
-from pfedbayes.serving.opening import open_client
+from pfedbayes.serving.open import open_client
 
 __all__ = ["join", "open_client"]

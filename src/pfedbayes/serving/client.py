@@ -1,4 +1,4 @@
-"""Asking the model of one client about new rows: what it says, how sure it is, and what is guaranteed of that."""
+"""Predict new rows with a client's model: labels or numbers, their uncertainty, and what is guaranteed."""
 
 from __future__ import annotations
 
@@ -18,118 +18,131 @@ from pfedbayes.data import Preprocessing
 from pfedbayes.data.own.new_rows import read_chunks
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Which
-from pfedbayes.evaluation.posterior import Answer, Weights
+from pfedbayes.evaluation.posterior import OutputFunction, Weights
 from pfedbayes.maths.likelihoods import Likelihood, Regression
 from pfedbayes.maths.metrics import confidence, doubt, log_average, moments
 from pfedbayes.runs.sections import NetConfig
-from pfedbayes.serving.sheets import sheet
+from pfedbayes.serving.tables import open_table
 from pfedbayes.trust import conformal
-from pfedbayes.trust.calibration import DELTA, DRAWS, Promises, Scores, promise
+from pfedbayes.trust.calibration import DELTA, DRAWS, Guarantees, Scores, guarantee
 
-AT_ONCE = 1 << 24  # numbers that come out of all draws for the rows predicted together
+OUTPUTS_AT_ONCE = 1 << 24  # numbers, over all draws, that are computed in one pass
+DEFAULT_ERROR = 0.05
 
 
-class Wish(NamedTuple):
-    """samples: weight draws averaged in a prediction; coverage: of sets and intervals; error: how many of the answers
-    may be wrong, the client abstains from the others. abstain_at: abstain instead where the label's probability is
-    less, or the predicted standard deviation more than this."""
+class Options(NamedTuple):
+    """Settings of a prediction."""
 
     samples: int = DRAWS
+    """Weight draws that are averaged."""
     coverage: float = 0.9
+    """Probability with which conformal sets and intervals contain the truth."""
     error: float | None = None
+    """Largest error rate among the answers; the client abstains from the other rows. Default for labels: 0.05."""
     abstain_at: float | None = None
-
-
-DEFAULT_ERROR = 0.05
+    """Abstain below this probability of the label, or above this standard deviation, instead of by `error`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """A client's own model, or the shared one, with all that is needed to use it: how inputs are made, the scores of
-    the client's own validation data and of those of all clients, and notes on what these are worth.
-
-    drawn: the model with so many draws; weights: the same as tensors, where it is no more than these.
-    """
+    """A client's model, or the shared one, with all that predictions need."""
 
     name: str | None
+    """The client; None for the shared model without a client."""
     which: Which
+    """The client's own model or the shared one."""
     preprocessing: Preprocessing
+    """How inputs and targets are encoded."""
     likelihood: Likelihood
-    drawn: Callable[[int], Answer]
+    """Classification or regression."""
+    outputs: Callable[[int], OutputFunction]
+    """Returns the output function of the model for a number of weight draws."""
     own: Scores
+    """Calibration scores of the client's validation data."""
     of_all: Scores
+    """Calibration scores of the validation data of all clients."""
     notes: tuple[str, ...]
+    """Caveats of the guarantees."""
     weights: Weights | None
+    """Posterior over the weights; None if the model is more than the weights of a network."""
     net: NetConfig
+    """The network."""
 
     @property
     def title(self) -> str:
-        """Whose model it is, for people."""
+        """The name of the model for messages."""
         if self.which == "shared":
             return "the shared model" + (f" for {self.name}" if self.name else "")
         return f"the model of {self.name}"
 
     @property
-    def draws(self) -> bool:
-        """Whether its weights are drawn."""
+    def is_stochastic(self) -> bool:
+        """Whether predictions average over weight draws."""
         return self.weights is not None and self.weights.deviation is not None
 
-    def predict(self, rows: str | Path | Mapping[str, Any], **wish: Any) -> dict[str, Any]:
-        """What is known of each row of a file, a frame or a mapping from names to columns: its own columns and those of
-        the prediction, see `Asked`. wish: see `Wish`."""
-        parts = list(self.ask(Wish(**wish)).rows(rows))
-        return {name: np.concatenate([np.asarray(part[name]) for part in parts]) for name in parts[0]}
+    def predict(self, rows: str | Path | Mapping[str, Any], **options: Any) -> dict[str, Any]:
+        """Return the columns of `rows` and those of the prediction, see `Predictor`.
 
-    def statements(self, **wish: Any) -> list[str]:
-        """What is guaranteed of such predictions, and what is not."""
-        return self.ask(Wish(**wish)).statements()
+        rows: a file, a pandas frame, or a mapping from column names to arrays. options: see `Options`.
+        """
+        chunks = list(self.predictor(Options(**options)).predict(rows))
+        return {name: np.concatenate([np.asarray(chunk[name]) for chunk in chunks]) for name in chunks[0]}
 
-    def ask(self, wish: Wish) -> Asked:
-        """The client with a wish, ready for rows."""
+    def statements(self, **options: Any) -> list[str]:
+        """Return sentences on what is guaranteed for predictions with these options, and what is not."""
+        return self.predictor(Options(**options)).statements()
+
+    def predictor(self, options: Options) -> Predictor:
+        """Calibrate the client for these options."""
         regression = isinstance(self.likelihood, Regression)
-        if regression and wish.error is not None:
+        if regression and options.error is not None:
             raise UserError(
-                "an error rate is about labels, and numbers are predicted here: leave --error out; --abstain-at "
-                "abstains where the predicted standard deviation is larger"
+                "--error bounds the share of wrong labels, but this model predicts numbers: leave --error out, or use "
+                "--abstain-at with a standard deviation"
             )
-        if wish.error is not None and wish.abstain_at is not None:
-            raise UserError("--error finds the threshold that --abstain-at gives: leave one of them out")
-        if wish.abstain_at is not None and not 0 < wish.abstain_at < (math.inf if regression else 1):
-            raise UserError(f"--abstain-at is {wish.abstain_at}: give a probability, or for numbers a deviation")
-        by_rate = not regression and wish.abstain_at is None
-        error = (DEFAULT_ERROR if wish.error is None else wish.error) if by_rate else None
-        promises = promise(self.own, self.of_all, wish.coverage, error)
-        return Asked(self, wish, promises, self.drawn(wish.samples))
+        if options.error is not None and options.abstain_at is not None:
+            raise UserError("--error and --abstain-at both set the threshold for abstaining: leave one of them out")
+        if options.abstain_at is not None and not 0 < options.abstain_at < (math.inf if regression else 1):
+            raise UserError(
+                f"--abstain-at is {options.abstain_at}: give a probability, or for numbers a standard deviation"
+            )
+        error = options.error
+        if error is None and options.abstain_at is None and not regression:
+            error = DEFAULT_ERROR
+        guarantees = guarantee(self.own, self.of_all, options.coverage, error)
+        return Predictor(self, options, guarantees, self.outputs(options.samples))
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
-    """A client and what is wanted of it.
+class Predictor:
+    """A calibrated client with fixed options.
 
-    Columns of labels: label, p_CLASS, entropy = aleatoric + epistemic (nats), abstain, conformal_set (classes joined
-    by |). Columns of numbers, in the units of the target: mean, its deviation with deviation^2 = aleatoric^2 +
-    epistemic^2, the model's own interval lower to upper, the one that is guaranteed, and abstain if asked for.
+    Columns for labels: label, p_CLASS, entropy = aleatoric + epistemic (nats), abstain, conformal_set (classes joined
+    by |). Columns for numbers, in the units of the target: mean, deviation with deviation^2 = aleatoric^2 +
+    epistemic^2, the model's own interval from lower to upper, the guaranteed one from conformal_lower to
+    conformal_upper, and abstain if `abstain_at` is given.
     """
 
     client: Client
-    wish: Wish
-    promises: Promises
-    answer: Answer
+    options: Options
+    guarantees: Guarantees
+    outputs: OutputFunction
 
-    def rows(self, source: str | Path | Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The rows of a table with what is predicted, chunk by chunk. Where a name is taken, "predicted_" is put before
-        the new one."""
+    def predict(self, source: str | Path | Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the rows of a table and their predictions, chunk by chunk.
+
+        If the table has a column of the same name, the name of the new column begins with "predicted_".
+        """
         for chunk in read_chunks(source, self.client.preprocessing):
-            new = self.columns(chunk.x)
             taken = set(chunk.kept)
-            yield {**chunk.kept, **{_free(name, taken): column for name, column in new.items()}}
+            yield {**chunk.kept, **{_free(name, taken): column for name, column in self.columns(chunk.x).items()}}
 
     def columns(self, x: Tensor) -> dict[str, NDArray[Any]]:
-        """What is predicted for inputs x (n, ...)."""
+        """Return the predictions for inputs x (n, ...) by column."""
         target = self.client.preprocessing.target
-        outputs = self.wish.samples * len(target.classes or (0,))
+        width = self.options.samples * len(target.classes or (0,))
         make = self._numbers if isinstance(self.client.likelihood, Regression) else self._labels
-        parts = [make(self.answer(part).cpu()) for part in torch.split(x, max(1, AT_ONCE // outputs))]
+        parts = [make(self.outputs(part).cpu()) for part in torch.split(x, max(1, OUTPUTS_AT_ONCE // width))]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _labels(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
@@ -137,11 +150,11 @@ class Asked:
         log_probs = log_average(outputs)
         doubts = doubt(outputs, log_probs)
         probs = log_probs.exp().numpy()
-        within = conformal.label_sets(conformal.label_scores(log_probs), self.promises.sets).numpy()
-        if self.promises.rule is not None:
-            abstain = ~self.promises.rule.answers(confidence(log_probs)).numpy()
+        within = conformal.label_sets(conformal.label_scores(log_probs), self.guarantees.sets).numpy()
+        if self.guarantees.rule is not None:
+            abstain = ~self.guarantees.rule.answers(confidence(log_probs)).numpy()
         else:
-            abstain = probs.max(-1) < self.wish.abstain_at
+            abstain = probs.max(-1) < self.options.abstain_at
         return {
             "label": np.array(classes)[probs.argmax(-1)],
             **{f"p_{name}": probs[:, k] for k, name in enumerate(classes)},
@@ -153,11 +166,11 @@ class Asked:
         }
 
     def _numbers(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
-        assert isinstance(self.client.likelihood, Regression)  # noqa: S101, asked by `columns`
+        assert isinstance(self.client.likelihood, Regression)  # noqa: S101, checked by `columns`
         target, likelihood = self.client.preprocessing.target, self.client.likelihood
         predicted = moments(likelihood, outputs)
-        low, high = conformal.interval(predicted, self.promises.sets)
-        reach = math.sqrt(2) * float(torch.erfinv(torch.tensor(self.wish.coverage, dtype=torch.float64)))
+        low, high = conformal.interval(predicted, self.guarantees.sets)
+        reach = math.sqrt(2) * float(torch.erfinv(torch.tensor(self.options.coverage, dtype=torch.float64)))
         noise = (predicted.deviation.square() - predicted.model_deviation.square()).clamp_min(0).sqrt()
         places = {
             "mean": predicted.mean,
@@ -173,38 +186,40 @@ class Asked:
         for name, values in inner.items():
             several = values.shape[1] > 1  # targets
             columns |= {f"{name}_{k + 1}" if several else name: values[:, k].numpy() for k in range(values.shape[1])}
-        if self.wish.abstain_at is not None:
-            columns["abstain"] = (inner["deviation"].amax(1) > self.wish.abstain_at).numpy()
+        if self.options.abstain_at is not None:
+            columns["abstain"] = (inner["deviation"].amax(1) > self.options.abstain_at).numpy()
         return columns
 
     def statements(self) -> list[str]:
-        """What is guaranteed, from how many examples, and what is not."""
-        sets, rule = self.promises
+        """Return sentences on what is guaranteed, from how many examples, and what is not."""
+        sets, rule = self.guarantees
         kind = "intervals" if isinstance(self.client.likelihood, Regression) else "sets"
         said = [f"conformal {kind}: {sets.statement()}"]
         if rule is not None:
             said.append(f"abstention: {rule.statement()}{self._hint()}")
-        elif self.wish.abstain_at is not None:
-            said.append(f"abstention: at {self.wish.abstain_at:g}, as asked for; nothing is guaranteed of it")
-        if self.client.draws and self.wish.samples != DRAWS:
-            said.append(f"calibrated with {DRAWS} draws and asked with {self.wish.samples}, so it holds only roughly")
-        return [*said, *self.client.notes, "all of it for new rows that come from where the calibration rows came from"]
+        elif self.options.abstain_at is not None:
+            said.append(f"abstention: at the given threshold {self.options.abstain_at:g}, without a guarantee")
+        if self.client.is_stochastic and self.options.samples != DRAWS:
+            said.append(
+                f"calibrated with {DRAWS} draws but predicted with {self.options.samples}, so it holds only roughly"
+            )
+        return [*said, *self.client.notes, "all of this for new rows from the same source as the calibration rows"]
 
     def as_json(self) -> dict[str, Any]:
-        """The same for scripts: thresholds are null where they are infinite."""
-        sets, rule = self.promises
+        """Return the guarantees as a JSON object, with null for infinite thresholds."""
+        sets, rule = self.guarantees
         plain: dict[str, Any] = {"conformal": dataclasses.asdict(sets), "abstention": rule and dataclasses.asdict(rule)}
         for each in filter(None, plain.values()):
             each["threshold"] = each["threshold"] if math.isfinite(each["threshold"]) else None
         return {**plain, "statements": self.statements()}
 
     def _hint(self) -> str:
-        """Which error could be shown at best, where there are too few examples for the one that is wanted."""
-        rule = self.promises.rule
+        """Name the smallest error rate that the examples can show, if there are too few for the requested one."""
+        rule = self.guarantees.rule
         if rule is None or rule.answered or not rule.size:
             return ""
         least = math.ceil(1000 * (1 - DELTA ** (1 / rule.size))) / 1000
-        return f"; the least that they could show is --error {least:g}" if rule.target < least < 1 else ""
+        return f"; the smallest they can show is --error {least:g}" if rule.target < least < 1 else ""
 
 
 def _free(name: str, taken: set[str]) -> str:
@@ -214,20 +229,23 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 class Outcome(NamedTuple):
-    """How many rows were predicted, and of how many the client abstained (None: it was not asked to)."""
+    """The size of a prediction."""
 
     rows: int
+    """Rows predicted."""
     abstained: int | None
+    """Rows from which the client abstains; None if there is no threshold for abstaining."""
 
 
-def predict_file(asked: Asked, source: Path, out: Path | None) -> Outcome:
-    """Predict the rows of a file into another, or to the standard output, without holding all of them."""
+def predict_file(predictor: Predictor, source: Path, out: Path | None) -> Outcome:
+    """Predict the rows of a file into another file, or to the standard output, chunk by chunk."""
     rows, abstained = 0, None
-    with sheet(out) as write:
-        for columns in asked.rows(source):
+    abstains = predictor.guarantees.rule is not None or predictor.options.abstain_at is not None
+    with open_table(out) as write:
+        for columns in predictor.predict(source):
             write(columns)
             rows += len(next(iter(columns.values())))
             flag = next((name for name in reversed(columns) if name.endswith("abstain")), None)
-            if asked.promises.rule is not None or asked.wish.abstain_at is not None:
+            if abstains:
                 abstained = (abstained or 0) + int(np.sum(columns[str(flag)]))
     return Outcome(rows, abstained)

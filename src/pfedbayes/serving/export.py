@@ -1,7 +1,6 @@
-"""A client's mean network for programs that know nothing of this package: ONNX, or torch.export.
+"""Export a client: the whole model as safetensors (see `portable`), or its mean network as ONNX or by torch.export.
 
-Both are for running elsewhere; this package does not read them. The whole model with its uncertainty is a safetensors
-file, see `portable`.
+The mean network has no uncertainty. It runs in other programs; this package does not read it.
 """
 
 from __future__ import annotations
@@ -21,16 +20,19 @@ from pfedbayes.errors import UserError
 from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.nets import Pixels
 from pfedbayes.runs.files import write_file
-from pfedbayes.serving.client import Client, Wish
+from pfedbayes.serving.client import Client, Options
 from pfedbayes.serving.portable import client_bytes
-from pfedbayes.serving.sheets import require_folder
+from pfedbayes.serving.tables import require_folder
 
 FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch": ".pt2"}
 
 
 class MeanNetwork(nn.Module):
-    """The network of the mean weights, from inputs (n, ...) as numbers to probabilities (n, C), or to the predicted
-    numbers (n, d) in their own units. Images are bytes 0 to 255 as numbers."""
+    """The network with the mean weights.
+
+    It maps inputs (n, ...) to probabilities (n, C), or to predicted numbers (n, d) in the units of the target. Images
+    are numbers from 0 to 255.
+    """
 
     def __init__(self, client: Client) -> None:
         super().__init__()
@@ -44,7 +46,7 @@ class MeanNetwork(nn.Module):
         self.learned_noise = isinstance(client.likelihood, Regression) and client.likelihood.sigma_eps is None
 
     def forward(self, x: Tensor) -> Tensor:
-        """What is predicted."""
+        """Return the predictions."""
         if self.pixels is not None:
             x = x / 255 if self.pixels == "unit" else x * (2 / 255) - 1
         outputs: Tensor = self.module(x)
@@ -53,24 +55,30 @@ class MeanNetwork(nn.Module):
         return (outputs[:, :-1] if self.learned_noise else outputs) * self.target.deviation + self.target.mean
 
 
-def export(client: Client, path: Path, kind: str = "safetensors", wish: Wish | None = None) -> None:
-    """Write a client to a file: "safetensors" for the whole model, "onnx" or "torch" for its mean network."""
+def export(client: Client, path: Path, kind: str = "safetensors", options: Options | None = None) -> None:
+    """Write a client to a file: "safetensors" for the whole model, "onnx" or "torch" for its mean network.
+
+    options: settings of the thresholds in a safetensors file.
+    """
     if path.suffix.lower() != FORMATS[kind]:
-        raise UserError(f"{path} does not end in {FORMATS[kind]}: give a name that does")
+        raise UserError(f"{path} does not end in {FORMATS[kind]}: choose a file name that does")
     require_folder(path)
-    write_file(path, {"safetensors": lambda: client_bytes(client, wish), "onnx": lambda: onnx_bytes(client),
-                      "torch": lambda: torch_bytes(client)}[kind]())  # fmt: skip
+    if kind == "safetensors":
+        content = client_bytes(client, options)
+    else:
+        content = onnx_bytes(client) if kind == "onnx" else torch_bytes(client)
+    write_file(path, content)
 
 
 def onnx_bytes(client: Client) -> bytes:
-    """The mean network as ONNX: input "x", output "probabilities" or "mean"; preprocessing in its metadata."""
+    """Return the mean network as ONNX: input "x", output "probabilities" or "mean", preprocessing in the metadata."""
     for module in ("onnx", "onnxscript"):
         optional(module, "onnx", "writing ONNX")
     network, example = _traced(client)
     output = "probabilities" if client.preprocessing.target.classes is not None else "mean"
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about packages that are not needed
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # warns about packages that are not needed
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # and about itself
+        warnings.simplefilter("ignore")
         program: Any = torch.onnx.export(
             network, (example,), input_names=["x"], output_names=[output], dynamo=True, verbose=False,
             dynamic_shapes={"x": {0: torch.export.Dim("rows")}},
@@ -81,7 +89,7 @@ def onnx_bytes(client: Client) -> bytes:
 
 
 def torch_bytes(client: Client) -> bytes:
-    """The mean network by torch.export, with the preprocessing as an extra file."""
+    """Return the mean network by torch.export, with the preprocessing as an extra file."""
     network, example = _traced(client)
     program = torch.export.export(network, (example,), dynamic_shapes={"x": {0: torch.export.Dim("rows")}})
     file = io.BytesIO()
@@ -90,4 +98,5 @@ def torch_bytes(client: Client) -> bytes:
 
 
 def _traced(client: Client) -> tuple[nn.Module, Tensor]:
+    """Return the mean network and an example input."""
     return MeanNetwork(client).eval(), torch.zeros(2, *client.preprocessing.shape)

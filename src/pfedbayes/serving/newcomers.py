@@ -1,4 +1,4 @@
-"""A client that was never in the run: its own model, made from the shared one in seconds."""
+"""Give a client that was not in the run its own model, trained from the shared one in seconds."""
 
 from __future__ import annotations
 
@@ -8,62 +8,65 @@ from pathlib import Path
 import torch
 
 from pfedbayes import runs
-from pfedbayes.data import Shards
+from pfedbayes.data import Preprocessing, Shards, load_shards
 from pfedbayes.data.own.new_rows import read_examples
-from pfedbayes.data.splits import Purpose, held_out
-from pfedbayes.engine.federation import Federation
+from pfedbayes.data.splits import SplitPurpose, held_out
 from pfedbayes.engine.personalisation import personalise
 from pfedbayes.errors import UserError
-from pfedbayes.evaluation.posterior import Answer, answering, weights_of
+from pfedbayes.evaluation.posterior import OutputFunction, trained_model
 from pfedbayes.maths.metrics import METRICS, scores
-from pfedbayes.runs import saving
+from pfedbayes.runs.calibration import read_calibration
 from pfedbayes.serving.client import Client
-from pfedbayes.serving.opening import load_models
-from pfedbayes.trust import calibration
-from pfedbayes.trust.calibration import DRAWS, NOTHING, Kept, score
-from pfedbayes.trust.certificate import Certificate, certify_joined
+from pfedbayes.serving.saved_models import saved_models
+from pfedbayes.trust.calibration import DRAWS, NO_SCORES, score
+from pfedbayes.trust.certificate import Certificate, certify_newcomer
 
 STEPS = 200
-HOLD_OUT = 0.3  # of the rows, to calibrate on
+HOLD_OUT = 0.3  # share of the rows that calibrate the model
 
 
 @dataclass(frozen=True)
 class Joined:
-    """A newcomer, the rows it was trained on and held out, and how its own and the shared model do on the latter (empty
-    if there are none); the certificate, or why there is none; and a condition of it that could not be checked."""
+    """A newcomer and how well its model does."""
 
     client: Client
+    """The newcomer with its own model."""
     trained: int
+    """Rows that the model was trained on."""
     held: int
+    """Rows held out for calibration."""
     own: dict[str, float]
+    """Metrics of its own model on the rows held out; empty if there are none."""
     shared: dict[str, float]
+    """Metrics of the shared model on the same rows."""
     certificate: Certificate | None
+    """Bound on the error of its own model."""
     without: str | None
+    """The reason if there is no certificate."""
     unchecked: bool
+    """Whether the run's data were missing, so that nothing shows that the newcomer's rows are new to the run."""
 
-    def words(self) -> list[str]:
-        """What came of it, for people."""
+    def describe(self) -> list[str]:
+        """Return the result as lines of text."""
         name = self.client.name
-        said = [f"{name}: a model of its own from {self.trained:,} rows; {self.held:,} are held out to calibrate on"]
+        lines = [f"{name}: own model trained on {self.trained:,} rows; {self.held:,} rows held out for calibration"]
         for metric in ("accuracy", "rmse"):
             if metric in self.own:
                 unit = " %" if metric == "accuracy" else ""
-                figures = (
-                    f"{self.own[metric]:.4g}{unit} by its own model, {self.shared[metric]:.4g}{unit} by the shared"
-                )
-                said.append(f"{metric} on the rows held out: {figures}")
+                own, shared = (f"{figures[metric]:.4g}{unit}" for figures in (self.own, self.shared))
+                lines.append(f"{metric} on the rows held out: {own} with its own model, {shared} with the shared model")
         if self.certificate is None:
-            return [*said, f"no certificate: {self.without}"]
+            return [*lines, f"no certificate: {self.without}"]
         one = self.certificate
-        seen = f"{one.certified.size:,} rows, {one.certified.gibbs:.1%} of them wrong"
-        said.append(
-            f"certificate: with {1 - one.delta:.0%} confidence a network drawn from its model is wrong on at most "
-            f"{one.bound:.1%} of new rows{' (vacuous: no better than guessing)' if one.vacuous else ''}; from all "
-            f"{seen}, and a KL of {one.kl:.1f} nats from the shared model"
+        vacuous = " (vacuous: no better than guessing)" if one.vacuous else ""
+        lines.append(
+            f"certificate: with {1 - one.delta:.0%} confidence, a network drawn from its model is wrong on at most "
+            f"{one.bound:.1%} of new rows{vacuous}; based on all {one.certified.size:,} rows, of which "
+            f"{one.certified.gibbs:.1%} are wrong, and a KL of {one.kl:.1f} nats from the shared model"
         )
         if self.unchecked:
-            said.append("it holds if none of these rows were trained on in the run, whose data are not here to check")
-        return said
+            lines.append("it holds only if the run was not trained on these rows; its data are not here to check")
+        return lines
 
 
 def join(
@@ -76,70 +79,82 @@ def join(
     certify: bool = True,
     device: str = "auto",
 ) -> Joined:
-    """Give a newcomer its own model by so many steps from the shared one of a run, on all of its rows but a share that
-    is held out. The data of the run are not needed; if they are there, it is checked that none of them certify.
+    """Train a model for a newcomer from the shared model of a run.
 
-    certify: bound the error of the model, which takes the longest where there are convolutions.
+    The data of the run are not needed. If they are there, `join` checks that the newcomer's rows are not among them.
+
+    name: of the newcomer (default: that of the file). steps: local steps from the shared model. zeta: weight of the
+    KL term (default: the run's). hold_out: share of the rows that are held out for calibration. certify: bound the
+    error of the model, which is slow for convolutional networks.
     """
     run, data = Path(run), Path(data)
     name = name or data.stem
-    kept = calibration.read(run)
-    if name in kept.names:
-        raise UserError(f"{name!r} is a client of the run already: give the newcomer another name with --client")
+    record = read_calibration(run)
+    if name in record.names:
+        raise UserError(f"{name!r} is already a client of the run: choose another name with --client")
     if not 0 <= hold_out < 1:
-        raise UserError(f"--hold-out is {hold_out}: give a share between 0 and 1, e.g. {HOLD_OUT}")
-    federation, unchecked = _load(run, kept, device)
-    shards = _shards(kept, data, name, hold_out)
-    joined = personalise(federation, shards, "shared", steps, zeta)
-    certificate, without = None, None if certify else "none was asked for"
+        raise UserError(f"--hold-out is {hold_out}: give a share of at least 0 and less than 1, e.g. {HOLD_OUT}")
+    if runs.read_info(run).method.name != "pfedbayes":
+        raise UserError(f"{run} has no distribution over models to start from: a newcomer needs a run of pfedbayes")
+    saved = saved_models(run, record, device)
+    prior, known = saved.shared_prior(), _training_data(run)
+    shards = _newcomer(record.preprocessing, data, name, hold_out)
+    joined = personalise(prior, shards, steps, zeta)
+    certificate, without = None, None if certify else "none was requested"
     try:
-        certificate = certify_joined(federation, joined) if certify else None
+        certificate = certify_newcomer(prior, joined, known) if certify else None
     except UserError as error:
         without = str(error)
     likelihood, held = joined.model.likelihood, joined.batch_of(shards.validation[0])
-    own, shared = answering(joined, "personal", 0, DRAWS), answering(federation, "shared", 0, DRAWS)
+    model = trained_model(joined, "personal", 0)
+    own, shared = model.outputs(DRAWS), saved.trained_model("shared", 0).outputs(DRAWS)
 
-    def figures(answer: Answer) -> dict[str, float]:
-        values = scores(likelihood, answer(held.x), held.y).tolist() if len(held.y) else ()
+    def figures(outputs: OutputFunction) -> dict[str, float]:
+        values = scores(likelihood, outputs(held.x), held.y).tolist() if len(held.y) else ()
         return dict(zip(METRICS[likelihood.task], values, strict=False))
 
-    weights = weights_of(joined, "personal", 0)
-    assert weights is not None  # noqa: S101, `personalise` gives Gaussians
     client = Client(
         name=name,
         which="personal",
-        preprocessing=kept.preprocessing,
+        preprocessing=record.preprocessing,
         likelihood=likelihood,
-        drawn=weights.drawn,
-        own=score(likelihood, own(held.x), held.y) if len(held.y) else NOTHING,
-        of_all=NOTHING,
+        outputs=model.outputs,
+        own=score(likelihood, own(held.x), held.y) if len(held.y) else NO_SCORES,
+        of_all=NO_SCORES,
         notes=(),
-        weights=weights,
-        net=kept.net,
+        weights=model.weights,
+        net=record.net,
     )
     return Joined(
-        client, len(shards.train[0]), len(held.y), figures(own), figures(shared), certificate, without, unchecked
+        client=client,
+        trained=len(shards.train[0]),
+        held=len(held.y),
+        own=figures(own),
+        shared=figures(shared),
+        certificate=certificate,
+        without=without,
+        unchecked=known is None,
     )
 
 
-def _load(run: Path, kept: Kept, device: str) -> tuple[Federation, bool]:
-    """The federation of a run with its data if they are still there, and whether they are not."""
-    if runs.read_info(run).method.name != "pfedbayes":
-        raise UserError(f"{run} has no distribution over models to start from: a newcomer needs a run of pfedbayes")
+def _training_data(folder: Path) -> Shards | None:
+    """Load the data of a run; None if they are gone or have changed since."""
+    run = runs.read_run(folder)
     try:
-        return saving.load(run, device=device), False
+        shards = load_shards(run.experiment.data)
     except UserError:
-        return load_models(run, kept, device=device), True
+        return None
+    return shards if run.info.fingerprint in (None, shards.fingerprint()) else None
 
 
-def _shards(kept: Kept, data: Path, name: str, hold_out: float) -> Shards:
-    """The newcomer's rows, those that are held out as validation data, evenly over the labels."""
-    x, y = read_examples(data, kept.preprocessing)
-    classes = kept.preprocessing.target.classes
+def _newcomer(preprocessing: Preprocessing, data: Path, name: str, hold_out: float) -> Shards:
+    """Read the newcomer's rows; a share of each label is held out as validation data."""
+    x, y = read_examples(data, preprocessing)
+    classes = preprocessing.target.classes
     labels = None if classes is None else y.numpy()
-    held = torch.from_numpy(held_out(labels, len(y), hold_out, Purpose.VALIDATION_CUT.stream(), seed=1))
+    held = torch.from_numpy(held_out(labels, len(y), hold_out, SplitPurpose.VALIDATION_CUT.stream(), seed=1))
     none = torch.empty(0, dtype=torch.int64)
     return Shards(
         x, y, ((~held).nonzero().flatten(),), (none,), (held.nonzero().flatten(),), (name,),
-        None if classes is None else len(classes), kept.preprocessing,
+        None if classes is None else len(classes), preprocessing,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A client in one file: safetensors, with JSON as its metadata. Nothing of the run is needed to use it."""
+"""A client in one safetensors file, with JSON as metadata. It can be used without the run."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ from pfedbayes.maths.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.nets import Model, Net, WithNoise
 from pfedbayes.nets.import_path import build_module
 from pfedbayes.nets.layers import describe, rebuild
+from pfedbayes.runs.calibration import FORMAT, read_safetensors
 from pfedbayes.runs.sections import NetConfig
-from pfedbayes.serving.client import Asked, Client, Wish
-from pfedbayes.trust import calibration
-from pfedbayes.trust.calibration import DRAWS, Scores, read_safetensors
+from pfedbayes.serving.client import Client, Options, Predictor
+from pfedbayes.trust.calibration import DRAWS, Scores
 
 
-def client_bytes(client: Client, wish: Wish | None = None) -> bytes:
-    """A client as the content of one safetensors file: mean and deviation (T,) of its weights and its calibration
-    scores, and as metadata "client" a JSON object with the rest. examples/load_export.py reads it by torch alone."""
+def client_bytes(client: Client, options: Options | None = None) -> bytes:
+    """Return the content of a client's file: means and deviations (T,) of its weights and its calibration scores.
+
+    A JSON object in the metadata field "client" holds the rest. examples/load_export.py reads the file with torch
+    alone.
+    """
     weights = client.weights
     if weights is None:
         raise UserError(f"{client.title} is more than the weights of a network: predict with the run folder instead")
-    asked = client.ask(wish or Wish())
+    predictor = client.predictor(options or Options())
     module = weights.model.net.module(weights.mean)
     layers, likelihood = describe(module), client.likelihood
     about = {
-        "format": calibration.FORMAT,
+        "format": FORMAT,
         "client": client.name,
         "which": client.which,
         "task": likelihood.task,
@@ -47,12 +50,12 @@ def client_bytes(client: Client, wish: Wish | None = None) -> bytes:
         "seed": weights.seed,
         "draws": DRAWS,
         "preprocessing": json.loads(client.preprocessing.to_json()),
-        "thresholds": _thresholds(asked),
-        "statements": asked.statements(),
+        "thresholds": _thresholds(predictor),
+        "statements": predictor.statements(),
         "notes": client.notes,
     }
     if layers is None and about["module"] is not None and ":" not in str(about["module"].get("name")):
-        raise UserError("the network is not made of torch's own layers: name your module by its import path (--net)")
+        raise UserError("the network has layers that are not torch's: name your module by its import path (--net)")
     tensors = {"mean": weights.mean}
     if weights.deviation is not None:
         tensors["deviation"] = weights.deviation
@@ -63,13 +66,16 @@ def client_bytes(client: Client, wish: Wish | None = None) -> bytes:
     return content
 
 
-def _thresholds(asked: Asked) -> dict[str, Any]:
-    """A set holds labels of probability >= 1 - sets, or an interval is mean -+ sets * deviation; an answer is given
-    where -log(1 - p) of its label exceeds `answer`. None: no finite threshold can promise it."""
-    sets, rule = asked.promises
+def _thresholds(predictor: Predictor) -> dict[str, Any]:
+    """Return the thresholds of the guarantees; None if no finite threshold gives the guarantee.
+
+    A set holds the labels of probability >= 1 - sets; an interval is mean -+ sets * deviation. The client answers if
+    -log(1 - p) of the label exceeds `answer`.
+    """
+    sets, rule = predictor.guarantees
     return {
-        "coverage": asked.wish.coverage,
-        "sets": None if sets.says_nothing else sets.threshold,
+        "coverage": predictor.options.coverage,
+        "sets": None if sets.is_trivial else sets.threshold,
         "error": rule and rule.target,
         "answer": rule.threshold if rule and rule.answered and math.isfinite(rule.threshold) else None,
         "answers": "none" if rule and not rule.answered else "all" if rule and rule.threshold == -math.inf else "some",
@@ -77,7 +83,7 @@ def _thresholds(asked: Asked) -> dict[str, Any]:
 
 
 def read_client(path: Path, device: str = "auto") -> Client:
-    """What `client_bytes` has written."""
+    """Read a file that holds `client_bytes`."""
     where = choose_device(device)
     tensors, about = read_safetensors(path, "client")
     try:
@@ -92,11 +98,11 @@ def read_client(path: Path, device: str = "auto") -> Client:
         weights = Weights(model, mean, None if deviation is None else deviation.to(where), about["seed"])
         own, of_all = (Scores(*(tensors[f"{whose}.{name}"] for name in Scores._fields)) for whose in ("own", "of_all"))
         return Client(
-            about["client"], about["which"], preprocessing, likelihood, weights.drawn, own, of_all,
+            about["client"], about["which"], preprocessing, likelihood, weights.outputs, own, of_all,
             tuple(about["notes"]), weights, net,
         )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({error}): make it again") from None
+        raise UserError(f"{path} is damaged ({error}): export the client again") from None
 
 
 def _module(about: dict[str, Any], preprocessing: Preprocessing, net: NetConfig) -> torch.nn.Module:

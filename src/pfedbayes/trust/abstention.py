@@ -43,7 +43,7 @@ class Abstention:
             given = "the answers" if self.whose == "client" else "the answers to all clients together"
             right = f"at most {self.target:.2%} of {given} are wrong, with {sure}"
             return f"{right}; {share}, {self.wrong} of them wrongly"
-        needed = fewest(self.target, self.delta)
+        needed = smallest_sample(self.target, self.delta)
         if self.size < needed:
             return (
                 f"{self.size} calibration examples cannot show an error of {self.target:.2%} with {sure} (at least "
@@ -70,8 +70,8 @@ def calibrate(
         raise ValueError(f"target must be between 0 and 1, got {target}")
     size = len(score)
     counts = sorted({size * step // STEPS for step in range(1, STEPS + 1)}, reverse=True)
-    able = [count for count in counts if count >= fewest(target, delta)]
-    while able and able[-1] < fewest(target, delta / len(able)):
+    able = [count for count in counts if count >= smallest_sample(target, delta)]
+    while able and able[-1] < smallest_sample(target, delta / len(able)):
         able.pop()
     ordered = score.sort(descending=True).values
     for count in able:
@@ -83,6 +83,6 @@ def calibrate(
     return Abstention(math.inf, target, delta, size, 0, 0, whose)
 
 
-def fewest(target: float, delta: float) -> int:
+def smallest_sample(target: float, delta: float) -> int:
     """How many right answers without a wrong one show that the error rate is at most `target`."""
     return math.ceil(math.log(delta) / math.log1p(-target) - 1e-9)

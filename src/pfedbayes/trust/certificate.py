@@ -1,10 +1,10 @@
-"""Certificates: with high probability, how often a client's own model errs at most on new examples (PAC-Bayes-kl).
+"""PAC-Bayes-kl certificates: upper bounds on the error of a client's model that hold with high probability.
 
-What is bounded is the Gibbs error, that of one network drawn from the client's posterior. The bound compares the
-posterior with a prior and counts examples that the prior has never seen. There are two ways to have such examples:
+The bound is on the Gibbs error: the error of one network drawn from the client's posterior. It compares the posterior
+with a prior and counts examples that the prior has never seen. There are two sources of such examples:
 
-- A run with data.certify keeps a part of each client's training data from the federation. The prior is then the
-  client's personal model as the federation left it, and the posterior goes on from there on what was kept back.
+- A run with data.certify withholds part of each client's training data from the federation. The prior is the client's
+  personal model after the run. The posterior continues training on the withheld examples.
 - A client that was not in the federation. The prior is the shared model, and all of its examples count.
 """
 
@@ -12,74 +12,74 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
-from pfedbayes import runs
 from pfedbayes.data import Shards
 from pfedbayes.engine.federation import Federation
-from pfedbayes.engine.personalisation import personalise
+from pfedbayes.engine.personalisation import Prior, personalise, prior_of
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Which
+from pfedbayes.evaluation.posterior import personal_posterior
 from pfedbayes.maths.gaussian import kl
 from pfedbayes.maths.intervals import binomial_upper, pac_bayes_kl, sampled_mean_upper
 from pfedbayes.maths.metrics import log_average
 from pfedbayes.methods import PFedBayes
-from pfedbayes.methods.base import weights_posterior
+from pfedbayes.nets import Model
 from pfedbayes.nets.reparametrisation import dense_layers, num_drawn_weights
-from pfedbayes.runs import saving
 
-CERTIFICATES, POSTERIORS = "certificate.json", "certified.safetensors"
 ZETAS = (10.0, 30.0)
-SHARE_OF_DRAWS = 0.2  # of delta; the rest is for the examples
-DRAWS_APART, DRAWS_TOGETHER = 20, 1000  # see _drawn_apart
+DRAWS_SHARE = 0.2  # share of delta for the weight draws; the rest is for the examples
+DRAWS_PER_EXAMPLE, DRAWS_IN_COMMON = 20, 1000  # see `_draws_per_example`
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Errors on `size` examples: of single draws on average (Gibbs), and of the average of the draws (mc)."""
+    """Errors on a set of examples."""
 
     size: int
+    """Number of examples."""
     gibbs: float
+    """Mean error of single draws."""
     mc: float
+    """Error of the average over the draws."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """With probability at least 1 - delta the Gibbs error of `posterior` (2, T) on new examples is at most `bound`.
-
-    prior: which model it was compared with. zeta: the weight of the KL term when the posterior was trained on the
-    examples that certify; None: it is the prior itself, and kl (nats) is 0. draws: networks drawn per example. vacuous:
-    the bound says no more than that the model is better than guessing among all labels, if that.
-    certified: errors on the examples that the bound counts; test: on test data, which have no part in it.
-    hold_out: the plain alternative, an exact binomial bound at the same delta on the error of the *prior's* averaged
-    prediction, whose errors on the same examples are `held_out`.
-    """
+    """With probability at least 1 - delta, the Gibbs error of `posterior` on new examples is at most `bound`."""
 
     client: str
     seed: int
     prior: Which
+    """The model that the posterior is compared with."""
     zeta: float | None
+    """Weight of the KL term in training; None if the posterior is the prior itself."""
     kl: float
+    """KL(posterior || prior) in nats."""
     draws: int
+    """Networks drawn per example."""
     delta: float
     bound: float
     vacuous: bool
+    """Whether the bound is no better than guessing among all labels."""
     certified: Measured
+    """Errors on the examples that the bound counts."""
     test: Measured | None
+    """Errors on test data, which the bound does not use."""
     hold_out: float
+    """The plain alternative: exact binomial bound at the same delta on the error of the prior's averaged prediction."""
     held_out: Measured
+    """Errors of the prior on the examples that the bound counts."""
     posterior: Tensor = field(repr=False, compare=False)
+    """Means and rhos (2, T) of the certified model."""
 
     def as_json(self) -> dict[str, Any]:
-        """All but the posterior."""
+        """Return all fields except the posterior."""
         plain = dataclasses.asdict(dataclasses.replace(self, posterior=torch.empty(0)))
         del plain["posterior"]
         return plain
@@ -93,75 +93,86 @@ def certify(
     steps: int = 100,
     draws: int | None = None,
 ) -> list[Certificate]:
-    """Certificates of all clients and seeds, on what was kept back by data.certify or on the newcomers' training data.
+    """Return the certificates of all seeds and clients, on withheld examples or on the newcomers' training data.
 
-    For each zeta a posterior is trained in so many steps, and the one with the least bound is taken, among them the
-    prior itself. That is allowed: the bound holds for all posteriors at once. Only the draws are shared out.
+    For each zeta, a posterior is trained for `steps` steps. The one with the smallest bound is certified; the prior
+    itself is a candidate too. This choice costs nothing in the bound on the examples, which holds for all posteriors
+    at once. Only the share of delta for the draws is divided among the candidates.
     """
-    _require_labels(federation)
+    _require_labels(federation.model)
     if not 0 < delta < 1:
         raise UserError(f"delta is {delta}: give a probability between 0 and 1, e.g. 0.05")
-    shards = _kept_back(federation) if newcomers is None else _unknown(federation, newcomers)
-    prior: Which = "personal" if newcomers is None else "shared"
-    candidates: dict[float | None, Federation] = {None: personalise(federation, shards, prior, steps=0)}
+    which: Which = "personal" if newcomers is None else "shared"
+    if newcomers is None:
+        shards = _withheld(federation.shards)
+    else:
+        _require_new(federation.shards, newcomers)
+        shards = newcomers
+    prior = prior_of(federation, which)
+    candidates: dict[float | None, Federation] = {None: personalise(prior, shards, steps=0)}
     for zeta in zetas:
-        candidates[zeta] = personalise(federation, shards, prior, steps, zeta)
+        candidates[zeta] = personalise(prior, shards, steps, zeta)
     return [
-        _certificate(candidates, tuple(candidates), prior, client, s, delta, draws)
+        _certificate(candidates, tuple(candidates), which, client, s, delta, draws)
         for s in range(len(federation.seeds))
         for client in range(len(shards.names))
     ]
 
 
-def certify_joined(federation: Federation, joined: Federation, delta: float = 0.05) -> Certificate:
-    """The certificate of the one client of `joined`, which has made its model of a part of its examples from the shared
-    one of a federation: of this very model, by all of its examples, since the prior has seen none and the bound
-    allows a posterior to be chosen by any of them."""
-    _require_labels(federation)
+def certify_newcomer(prior: Prior, joined: Federation, known: Shards | None, delta: float = 0.05) -> Certificate:
+    """Return the certificate of the one client of `joined`, whose model was trained from the shared model `prior`.
+
+    All of its examples count, also those that it was trained on: the prior has seen none of them, and the bound allows
+    the posterior to depend on them. known: the data of the run, to check that they share no example; None if they are
+    not available.
+    """
+    _require_labels(joined.model)
     shards = joined.shards
     (rows,) = (torch.cat(parts) for parts in zip(shards.train, shards.validation, shards.test, strict=True))
     whole = dataclasses.replace(shards, train=(rows,), validation=(rows[:0],), test=(rows[:0],))
+    if known is not None:
+        _require_new(known, whole)
     zeta = joined.method.zeta if isinstance(joined.method, PFedBayes) else None
-    candidates = {None: personalise(federation, _unknown(federation, whole), "shared", steps=0), zeta: joined}
+    candidates = {None: personalise(prior, whole, steps=0), zeta: joined}
     return _certificate(candidates, (zeta,), "shared", 0, 0, delta, None)
 
 
-def _require_labels(federation: Federation) -> None:
-    if federation.model.likelihood.task != "classification":
-        raise UserError("a certificate bounds an error rate: it needs labels, and these targets are numbers")
+def _require_labels(model: Model) -> None:
+    if model.likelihood.task != "classification":
+        raise UserError("a certificate bounds an error rate, but these targets are numbers: give a run with labels")
 
 
-def _kept_back(federation: Federation) -> Shards:
-    """The clients with the examples that the federation has not seen in the place of those it has."""
-    shards = federation.shards
+def _withheld(shards: Shards) -> Shards:
+    """Return the clients with their withheld examples as training data."""
     if not shards.certify:
         raise UserError(
-            "every model of this run has seen all training data of its clients, so nothing is left to certify with: "
-            "run again with --set data.certify=0.5"
+            "this run was trained on all training data, so no example is left for a certificate: run again with "
+            "--set data.certify=0.5"
         )
     known = torch.cat([*shards.train, *shards.validation])
     for name, rows in zip(shards.names, shards.certify, strict=True):
         if not len(rows):
-            raise UserError(f"nothing of {name} was kept back: leave it out, or give it more examples")
+            raise UserError(f"no example of {name} was withheld: leave the client out, or give it more examples")
         if torch.isin(rows, known).any():
-            raise UserError(f"examples kept back by {name} were trained on by another client: deal them out once")
+            raise UserError(
+                f"another client was trained on withheld examples of {name}: give each example to one client only"
+            )
     return dataclasses.replace(shards, train=shards.certify, certify=())
 
 
-def _unknown(federation: Federation, newcomers: Shards) -> Shards:
-    """The newcomers, none of whose examples may be among those that the federation was trained on."""
-    ours = federation.shards
-    known = set(_fingerprints(ours, torch.cat([*ours.train, *ours.validation])))
+def _require_new(known: Shards, newcomers: Shards) -> None:
+    """Refuse newcomers with examples that the federation was trained on."""
+    seen = set(_fingerprints(known, torch.cat([*known.train, *known.validation])))
     for name, rows in zip(newcomers.names, newcomers.train, strict=True):
-        if found := sum(print in known for print in _fingerprints(newcomers, rows)):
+        if found := sum(fingerprint in seen for fingerprint in _fingerprints(newcomers, rows)):
             raise UserError(
-                f"{found} of {len(rows)} examples of {name} are in the training data of the run, so they certify "
-                "nothing: leave them out"
+                f"{found} of {len(rows)} examples of {name} are in the training data of the run, so they cannot count "
+                "for a certificate: leave them out"
             )
-    return newcomers
 
 
 def _fingerprints(shards: Shards, rows: Tensor) -> Iterator[bytes]:
+    """Yield a hash of each example."""
     for x, y in zip(shards.x[rows].numpy(), shards.y[rows].numpy(), strict=True):
         yield hashlib.blake2b(x.tobytes() + y.tobytes(), digest_size=16).digest()
 
@@ -175,18 +186,21 @@ def _certificate(
     delta: float,
     draws: int | None,
 ) -> Certificate:
-    """The least bound among the eligible candidates, posteriors by their zeta; the one of None is the prior itself."""
+    """Return the smallest bound among the eligible candidates.
+
+    candidates: posteriors by their zeta; that of None is the prior itself.
+    """
     as_prior = candidates[None]
     rows, test_rows = as_prior.shards.train[client], as_prior.shards.test[client]
-    size, apart = len(rows), _drawn_apart(as_prior)
-    draws = draws or (DRAWS_APART if apart else DRAWS_TOGETHER)
-    trials = draws * size if apart else draws
+    size, per_example = len(rows), _draws_per_example(as_prior)
+    draws = draws or (DRAWS_PER_EXAMPLE if per_example else DRAWS_IN_COMMON)
+    trials = draws * size if per_example else draws
     measured = {zeta: _measure(candidate, client, s, rows, draws) for zeta, candidate in candidates.items()}
     divergence = {zeta: _divergence(candidate, as_prior, client, s) for zeta, candidate in candidates.items()}
     bounds = {}
     for zeta in eligible:
-        gibbs = sampled_mean_upper(measured[zeta].gibbs, trials, SHARE_OF_DRAWS * delta / len(eligible))
-        bounds[zeta] = pac_bayes_kl(gibbs, divergence[zeta], size, (1 - SHARE_OF_DRAWS) * delta)
+        gibbs = sampled_mean_upper(measured[zeta].gibbs, trials, DRAWS_SHARE * delta / len(eligible))
+        bounds[zeta] = pac_bayes_kl(gibbs, divergence[zeta], size, (1 - DRAWS_SHARE) * delta)
     zeta = min(bounds, key=lambda zeta: bounds[zeta])
     errors = round(measured[None].mc * size)
     return Certificate(
@@ -208,36 +222,25 @@ def _certificate(
 
 
 def _divergence(candidate: Federation, prior: Federation, client: int, s: int) -> float:
-    """KL(posterior || prior) in nats, in double precision."""
-    q, p = (weights_posterior(each.method, each.personal_state(client, s).q.double()) for each in (candidate, prior))
+    """Return KL(posterior || prior) in nats, computed in double precision."""
+    q, p = (personal_posterior(each, client, s, torch.float64) for each in (candidate, prior))
     return float(kl(q, p))
 
 
-def _drawn_apart(federation: Federation) -> bool:
-    """Whether every example gets draws of its own: where all layers are dense, what they put out is drawn instead of
-    their weights, and each of draws * size errors is an independent trial; else only whole networks are."""
+def _draws_per_example(federation: Federation) -> bool:
+    """Return whether every example has its own draws.
+
+    If all layers are dense, their outputs are drawn instead of their weights, and each of the draws * size errors is
+    an independent trial. Otherwise a trial is a whole network.
+    """
     x = federation.model.inputs(federation.x[:1], federation.dtype)
     return num_drawn_weights(federation.model.net, dense_layers(federation.model.net, x, federation.dtype)) == 0
 
 
 def _measure(federation: Federation, client: int, s: int, rows: Tensor, draws: int) -> Measured:
+    """Return the errors of a client's model on rows of the pool."""
     batch = federation.batch_of(rows)
     outputs = federation.predict("personal", client, batch.x, draws, s, sampling="activations")
     gibbs = (outputs.argmax(-1) != batch.y).double().mean()
     mc = (log_average(outputs).argmax(-1) != batch.y).double().mean()
     return Measured(len(rows), float(gibbs), float(mc))
-
-
-def certify_run(folder: Path, device: str = "auto", **settings: Any) -> list[Certificate]:
-    """Certify the clients of a run folder, and keep the certificates and the posteriors that they are about in it."""
-    federation = saving.load(folder, device=device)
-    certificates = certify(federation, **settings)
-    writer = runs.Writer(folder)
-    try:
-        texts = [certificate.as_json() for certificate in certificates]
-        stacked = torch.stack([certificate.posterior for certificate in certificates])
-        writer.write(POSTERIORS, save({"q": stacked}))
-        writer.write(CERTIFICATES, json.dumps(texts, indent=1) + "\n")
-    finally:
-        writer.close()
-    return certificates

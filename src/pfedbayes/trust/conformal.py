@@ -32,7 +32,7 @@ class Calibration:
     whose: Literal["client", "federation"] = "client"
 
     @property
-    def says_nothing(self) -> bool:
+    def is_trivial(self) -> bool:
         """Whether there were too few examples, so that every set is the full one."""
         return math.isinf(self.threshold)
 
@@ -42,7 +42,7 @@ class Calibration:
         For scores without ties the coverage has the distribution Beta(k, size + 1 - k) of the k-th smallest of `size`
         uniform numbers; its quantile is found through the binomial: P(Beta <= c) = P(Binomial(size, c) >= k).
         """
-        if self.says_nothing:
+        if self.is_trivial:
             return 1.0
         k = rank(self.size, self.alpha)
         low, high = 0.0, 1.0
@@ -55,7 +55,7 @@ class Calibration:
     def statement(self) -> str:
         """What is guaranteed, in words."""
         wanted = f"{1 - self.alpha:.0%}"
-        if self.says_nothing:
+        if self.is_trivial:
             needed = math.ceil(1 / self.alpha - 1 - 1e-9)
             return (
                 f"{self.size} calibration examples are too few for {wanted}: at least {needed} are needed, "
@@ -87,7 +87,7 @@ def calibrate_clients(scores: Sequence[Tensor], alpha: float = 0.1) -> list[Cali
     to each client, else from the scores of all, so that it is made to the federation as a whole."""
     of_all = calibrate(torch.cat(list(scores)), alpha, "federation")
     own = [calibrate(each, alpha) for each in scores]
-    return [of_all if each.says_nothing else each for each in own]
+    return [of_all if each.is_trivial else each for each in own]
 
 
 def label_scores(log_probs: Tensor, u: Tensor | None = None) -> Tensor:

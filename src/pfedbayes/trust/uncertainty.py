@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pfedbayes.data import Shards, available, load
+from pfedbayes.data import Shards, available, load_published
 from pfedbayes.engine.federation import Federation
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Which
@@ -240,7 +240,7 @@ def other_set(name: str, data_dir: str | Path | None = None) -> dict[str, Tensor
     here = {source.name for source in available(data_dir) if source.found}
     if OTHER_SET.get(name) not in here:
         return {}
-    pool = load(OTHER_SET[name], data_dir)
+    pool = load_published(OTHER_SET[name], data_dir)
     return {"other": pool.x[pool.official_train_count :]}
 
 

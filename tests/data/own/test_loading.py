@@ -8,8 +8,8 @@ import torch
 
 import pfedbayes
 from pfedbayes.data import DataConfig, Shards, load_shards, read_inputs, shards_from_tables
+from pfedbayes.data.own import columns, readers
 from pfedbayes.data.own import loading as own
-from pfedbayes.data.own import readers as tables
 from pfedbayes.errors import UserError
 
 CLINICS = {"Nord": 30, "Süd": 20, "西": 11}
@@ -146,13 +146,13 @@ def test_new_rows_are_read_with_the_preprocessing_of_the_training_data(one_file,
     for text, words in (
         ("stage\nI\n", "lacks the column 'age'"),
         ("stage,age,height\nI,3,4\n", "has the column 'height'"),
-        ("stage,age\nI,old\n", "line 2: the column 'age' says 'old', but it has to hold numbers"),
+        ("stage,age\nI,old\n", "line 2: the column 'age' is 'old', but the column must hold numbers"),
         ("stage,age\n", "has no rows"),
     ):
         new.write_text(text)
         with pytest.raises(UserError, match=words):
             read_inputs(new, shards.preprocessing)
-    with pytest.raises(UserError, match="is no table"):
+    with pytest.raises(UserError, match="is not a table"):
         read_inputs(tmp_path, shards.preprocessing)
     with pytest.raises(UserError, match="does not exist"):
         read_inputs(tmp_path / "nothing.csv", shards.preprocessing)
@@ -177,7 +177,7 @@ def test_categories_that_look_like_numbers(tmp_path):
         ({"client_column": "clinic", "target": None}, "--target"),
         ({"client_column": "clinic", "split_column": "part"}, "no column 'part'"),
         ({"client_column": "clinic", "categories": ("zip",)}, "no column 'zip'"),
-        ({"client_column": "clinic", "task": "regression"}, "holds texts"),
+        ({"client_column": "clinic", "task": "regression"}, "holds text"),
     ],
 )
 def test_a_wrong_question_is_named(one_file, settings, words):
@@ -191,9 +191,9 @@ def test_a_wrong_question_is_named(one_file, settings, words):
         ("a,c,outcome\n1,u,x\n2,,y\n", "line 3: 'c' is missing"),
         ("a,c,outcome\n1,u,x\n2,v,\n", "line 3: the target 'outcome' is missing"),
         ("a,c,outcome\n1,u,x\n2,v,nan\n", "line 3: the target 'outcome' is missing"),
-        ("a,c,outcome\n1,u,x\n2,v,x\n", "is 'x' everywhere"),
+        ("a,c,outcome\n1,u,x\n2,v,x\n", "is 'x' in every row"),
         ("c,outcome\nu,x\nv,y\n", "no column to predict from"),
-        ("a,c,outcome\n1,u,x\n2,v,3\n", "line 3: the column 'outcome' says '3', but it holds texts elsewhere"),
+        ("a,c,outcome\n1,u,x\n2,v,3\n", "line 3: the column 'outcome' is '3', but the column holds text elsewhere"),
     ],
 )
 def test_bad_rows_are_named(tmp_path, text, words):
@@ -214,10 +214,10 @@ def test_bad_folders_are_named(folder):
     assert "'age' holds numbers for" in message
     assert "leer" in message
     (folder / "leer.csv").rename(folder / "Nord.tsv")
-    assert "two files called 'Nord'" in refused(folder)
-    assert "of no known kind" in refused(folder / "README")
+    assert "two files named 'Nord'" in refused(folder)
+    assert "has no known file type" in refused(folder / "README")
     (folder / "empty").mkdir()
-    assert "holds no data" in refused(folder / "empty")
+    assert "has no data" in refused(folder / "empty")
 
 
 def test_a_small_client_and_one_of_one_class_simply_work(folder):
@@ -231,14 +231,14 @@ def test_a_small_client_and_one_of_one_class_simply_work(folder):
 
 def test_data_that_fit_only_before_they_are_encoded_are_noticed(one_file, monkeypatch):
     needed = 2 * 4 * 61 * 6
-    monkeypatch.setattr(tables, "host_memory", lambda: 2 * needed - 2)
-    monkeypatch.setattr(own, "read_table", lambda path, schema, budget: tables.read_table(path, schema, Free()))
-    assert "do not fit into the memory" in refused(one_file, client_column="clinic")
-    monkeypatch.setattr(tables, "host_memory", lambda: 2 * needed + 2)
+    monkeypatch.setattr(columns, "host_memory", lambda: 2 * needed - 2)
+    monkeypatch.setattr(own, "read_table", lambda path, schema, budget: readers.read_table(path, schema, Free()))
+    assert "do not fit into half of the memory" in refused(one_file, client_column="clinic")
+    monkeypatch.setattr(columns, "host_memory", lambda: 2 * needed + 2)
     load(one_file, client_column="clinic")
 
 
-class Free(tables.Budget):
+class Free(columns.Budget):
     def spend(self, count, where):
         pass
 
@@ -274,7 +274,7 @@ def test_npz_of_images(tmp_path):
     assert shards.x.dtype == torch.uint8
     assert sorted(shards.x.flatten(1).tolist()) == sorted(x.reshape(12, -1).tolist())
     np.savez(tmp_path / "new.npz", x=x[:, :, :4])
-    with pytest.raises(UserError, match=r"shape \(1, 4, 8\), and the models take \(1, 8, 8\)"):
+    with pytest.raises(UserError, match=r"shape \(1, 4, 8\), but the models take \(1, 8, 8\)"):
         read_inputs(tmp_path / "new.npz", shards.preprocessing)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pfedbayes.data import Preprocessing, shards_from_tables
-from pfedbayes.data.own import readers as tables
+from pfedbayes.data.own import readers
 from pfedbayes.data.own.images import read_classes
 from pfedbayes.data.own.new_rows import read_chunks, read_examples
 from pfedbayes.errors import UserError
@@ -70,7 +70,7 @@ def test_chunks_are_parts_of_the_whole(tmp_path, preprocessing, monkeypatch, suf
     path = tmp_path / f"a.{suffix}"
     frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path)
     together, _ = whole(path, preprocessing)
-    monkeypatch.setattr(tables, "CHUNK", 5)
+    monkeypatch.setattr(readers, "CHUNK", 5)
     parts, kept = whole(path, preprocessing)
     assert torch.equal(parts, together)
     assert len(kept) == 5
@@ -80,7 +80,7 @@ def test_chunks_are_parts_of_the_whole(tmp_path, preprocessing, monkeypatch, suf
     ("text", "words"),
     [
         ("age\n20\n", "lacks the column 'sex'"),
-        ("age,sex\nold,m\n", "line 2: the column 'age' says 'old', but it has to hold numbers"),
+        ("age,sex\nold,m\n", "line 2: the column 'age' is 'old', but the column must hold numbers"),
         ("age,sex\n", "has no rows"),
         ("", "has no header"),
         ("age,sex\n20\n", "line 2 has 1 cells and the header 2"),
@@ -94,9 +94,9 @@ def test_what_is_wrong_with_a_table_is_named(tmp_path, preprocessing, text, word
 def test_what_is_no_table_is_refused(tmp_path, preprocessing):
     with pytest.raises(UserError, match="does not exist"):
         whole(tmp_path / "a.csv", preprocessing)
-    with pytest.raises(UserError, match="is no table"):
+    with pytest.raises(UserError, match="is not a table"):
         whole(write(tmp_path / "a.txt", "age,sex\n1,m\n"), preprocessing)
-    with pytest.raises(UserError, match="is no table"):
+    with pytest.raises(UserError, match="is not a table"):
         whole(tmp_path, preprocessing)
 
 
@@ -106,7 +106,7 @@ def test_arrays_need_the_features_that_the_models_take(tmp_path):
     x, (kept,) = whole(tmp_path / "a.npz", taken)
     assert torch.equal(x, torch.ones(4, 3))
     assert kept["id"].tolist() == [0, 1, 2, 3]
-    for width, words in ((4, "has 4 numbers, and the models take 3"), (2, "lacks the column 'x2'")):
+    for width, words in ((4, "has 4 numbers, but the models take 3"), (2, "lacks the column 'x2'")):
         np.savez(tmp_path / "b.npz", x=np.ones((4, width)))
         with pytest.raises(UserError, match=words):
             whole(tmp_path / "b.npz", taken)
@@ -137,9 +137,9 @@ def test_examples_of_a_client_have_targets(tmp_path, preprocessing):
     x, y = read_examples(path, preprocessing)
     assert (x.shape, y.tolist()) == ((2, 5), [1, 0])
     for text, words in (
-        ("age,sex\n20,m\n", "lacks the target 'outcome'"),
+        ("age,sex\n20,m\n", "lacks the target column 'outcome'"),
         ("age,sex,outcome\n20,m,\n", "line 2: the target 'outcome' is missing"),
-        ("age,sex,outcome\n20,m,dead\n", "'dead', which is none of the classes"),
+        ("age,sex,outcome\n20,m,dead\n", "'dead', which is not a known class"),
         ("age,sex,outcome\n", "has no rows"),
     ):
         with pytest.raises(UserError, match=words):
@@ -149,5 +149,5 @@ def test_examples_of_a_client_have_targets(tmp_path, preprocessing):
 def test_a_number_is_wanted_of_a_regression(tmp_path):
     frame = {"a": np.arange(8.0), "cost": np.linspace(1, 2, 8)}
     numbers = shards_from_tables({"a": frame}, "cost", test_fraction=0).preprocessing
-    with pytest.raises(UserError, match="holds texts, and numbers are to be predicted"):
+    with pytest.raises(UserError, match="holds text, but the models predict numbers"):
         read_examples(write(tmp_path / "a.csv", "a,cost\n1,dear\n"), numbers)

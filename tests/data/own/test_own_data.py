@@ -60,7 +60,7 @@ CLINICS = clinics("outcome", "cost")
 
 def test_a_csv_needs_no_config(here, run):
     output = run(*CLINICS, *SHORT, "--out", "a")
-    assert "2 columns (1 of numbers, 1 of categories) as 5 inputs; outcome: classification into gesund, krank" in output
+    assert "2 columns (1 numeric, 1 categorical) as 5 inputs; outcome: classification into gesund, krank" in output
     assert "clients: 3, with 57 train, 15 validation, 18 test rows" in output
     folder = runs.read_run(here / "a")
     assert folder.info.clients == ["Nord", "Süd", "[West]"]
@@ -172,7 +172,7 @@ def test_a_module_of_ones_own_is_named_on_the_command_line(here, run):
         (["--data", "clinics.csv", "--target", "outcome"], "--client-column"),
         (["--data", "nothing.csv", "--target", "outcome"], "nothing.csv does not exist"),
         ([*CLINICS, "--task", "ranking"], "choose one of"),
-        ([*CLINICS, "--task", "regression"], "holds texts"),
+        ([*CLINICS, "--task", "regression"], "holds text"),
         (["--target", "outcome"], "--data"),
         ([*CLINICS, "--set", "data.image_size=[0, 3]"], "image_size"),
     ],

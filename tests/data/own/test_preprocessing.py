@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pfedbayes.data import Preprocessing, Summary, combine, summarise
-from pfedbayes.data.own.readers import Schema, table_of
+from pfedbayes.data.own.columns import Schema
+from pfedbayes.data.own.table_builder import table_of
 from pfedbayes.errors import UserError
 
 
@@ -99,7 +100,7 @@ def test_the_task_can_be_said():
     few = table(a=[1.0, 2, 3], y=[3, 5, 4])
     assert fit(few, task="regression").target.mean == 4
     assert fit(table(a=np.arange(30.0), y=np.arange(30)), task="classification").target.classes[:3] == ("0", "1", "2")
-    with pytest.raises(UserError, match="holds texts"):
+    with pytest.raises(UserError, match="holds text"):
         fit(table(a=[1.0, 2], y=["u", "v"]), task="regression")
     with pytest.raises(UserError, match="more than 1000"):
         fit(table(a=np.arange(2000.0), y=np.arange(2000.0)), task="classification")
@@ -128,16 +129,16 @@ def test_targets_are_encoded_and_keep_their_names():
 def test_a_client_of_one_class_is_no_trouble_but_a_federation_is():
     one, other = table(a=[1.0, 2], y=["b", "b"]), table(a=[1.0, 2], y=["a", "a"])
     assert fit(one, other).target.classes == ("a", "b")
-    with pytest.raises(UserError, match="is 'b' everywhere"):
+    with pytest.raises(UserError, match="is 'b' in every row"):
         fit(one, one)
 
 
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ({"a": [1.0], "y": [0]}, "client 0 has the column 'c' and client 1 has not"),
-        ({"a": [1.0], "c": ["x"], "d": [1], "y": [0]}, "client 1 has the column 'd' and client 0 has not"),
-        ({"a": ["old"], "c": ["x"], "y": [0]}, "'a' holds numbers for client 0 and texts for client 1"),
+        ({"a": [1.0], "y": [0]}, "client 0 has the column 'c' but client 1 has not"),
+        ({"a": [1.0], "c": ["x"], "d": [1], "y": [0]}, "client 1 has the column 'd' but client 0 has not"),
+        ({"a": ["old"], "c": ["x"], "y": [0]}, "'a' holds numbers for client 0 and text for client 1"),
     ],
 )
 def test_clients_that_differ_are_named(other, words):
@@ -148,7 +149,7 @@ def test_clients_that_differ_are_named(other, words):
 
 def test_too_many_categories_of_all_clients_together():
     parts = [table(c=[f"{i}-{k}" for k in range(60)], y=[0, 1] * 30) for i in range(2)]
-    with pytest.raises(UserError, match=r"'c' has more than 100 different texts.*data\.ignore"):
+    with pytest.raises(UserError, match=r"'c' has more than 100 categories.*data\.ignore"):
         fit(*parts)
 
 
@@ -176,8 +177,8 @@ def test_it_reads_back(fitted):
     [
         ({"age": [1.0]}, "lacks the column 'sex'"),
         ({"age": [1.0], "sex": ["m"], "height": [2]}, "has the column 'height'"),
-        ({"age": ["old"], "sex": ["m"]}, "'age' holds texts, and the models were trained with numbers"),
-        ({"age": [1.0], "sex": [3]}, "'sex' holds numbers, and the models were trained with texts"),
+        ({"age": ["old"], "sex": ["m"]}, "'age' holds text, but the models were trained with numbers"),
+        ({"age": [1.0], "sex": [3]}, "'sex' holds numbers, but the models were trained with text"),
     ],
 )
 def test_a_table_that_does_not_fit_is_named(fitted, columns, words):

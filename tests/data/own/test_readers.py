@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from pfedbayes.data.own import readers as tables
-from pfedbayes.data.own.readers import Schema, Texts, concatenate, read_table, table_of
+from pfedbayes.data.own import columns, readers
+from pfedbayes.data.own.columns import Schema, Texts, concatenate
+from pfedbayes.data.own.readers import read_table
+from pfedbayes.data.own.table_builder import table_of
 from pfedbayes.errors import UserError
 
 
@@ -57,7 +59,7 @@ def test_chunks_do_not_matter(tmp_path, monkeypatch):
     rows = "".join(f"{k if k > 4 else ''},{'v' + str(k % 3) if k > 7 else ''},{k}\n" for k in range(23))
     path = write(tmp_path, "late,text,n\n" + rows)
     whole = read_table(path, Schema())
-    monkeypatch.setattr(tables, "CHUNK", 3)
+    monkeypatch.setattr(readers, "CHUNK", 3)
     parts = read_table(path, Schema())
     np.testing.assert_array_equal(whole.columns["late"], parts.columns["late"])
     assert texts(whole.columns["text"]) == texts(parts.columns["text"])
@@ -69,7 +71,7 @@ def test_chunks_do_not_matter(tmp_path, monkeypatch):
     ("cells", "line", "says"), [(["1", "2", "3", "old"], 5, "'old'"), (["x", "y", "", "7"], 5, "'7'")]
 )
 def test_mixed_types_name_both_lines(tmp_path, monkeypatch, cells, line, says, chunk):
-    monkeypatch.setattr(tables, "CHUNK", chunk)
+    monkeypatch.setattr(readers, "CHUNK", chunk)
     path = write(tmp_path, "age,b\n" + "".join(f"{cell},1\n" for cell in cells))
     message = refused(path)
     assert f"a.csv, line {line}" in message
@@ -91,7 +93,7 @@ def test_mixed_types_name_both_lines(tmp_path, monkeypatch, cells, line, says, c
         ("a,b\n1,2\n1,2,3\n", "line 3 has 3 cells and the header 2"),
         ("a,b\n1,inf\n", "line 2: the column 'b' is infinite"),
         ('a,b\n1,"2\n', "line 2"),
-        ("id,b\n" + "".join(f"p{k},1\n" for k in range(200)), "more than 100 different texts, such as 'p100'"),
+        ("id,b\n" + "".join(f"p{k},1\n" for k in range(200)), "more than 100 categories, such as 'p100'"),
     ],
 )
 def test_bad_files_are_one_clear_line(tmp_path, text, words):
@@ -110,21 +112,21 @@ def test_an_unreadable_file_is_named(tmp_path):
 
 def test_a_file_larger_than_memory_is_noticed_while_it_is_read(tmp_path, monkeypatch):
     path = write(tmp_path, "a,b\n" + "1,2\n" * 3000)
-    monkeypatch.setattr(tables, "CHUNK", 100)
-    monkeypatch.setattr(tables, "host_memory", lambda: 2 * 16 * 3001)
+    monkeypatch.setattr(readers, "CHUNK", 100)
+    monkeypatch.setattr(columns, "host_memory", lambda: 2 * 16 * 3001)
     assert len(read_table(path, Schema())) == 3000
-    monkeypatch.setattr(tables, "host_memory", lambda: 2 * 16 * 2999)
+    monkeypatch.setattr(columns, "host_memory", lambda: 2 * 16 * 2999)
     message = refused(path)
-    assert "do not fit into the memory" in message
+    assert "do not fit into half of the memory" in message
     assert "data.ignore" in message
 
 
 def test_an_archive_larger_than_memory_is_not_even_opened(tmp_path, monkeypatch):
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros((1000, 50)))
     assert (tmp_path / "a.npz").stat().st_size < 10_000
-    monkeypatch.setattr(tables, "host_memory", lambda: 100_000)
+    monkeypatch.setattr(columns, "host_memory", lambda: 100_000)
     monkeypatch.setattr(np, "load", None)
-    assert "do not fit into the memory" in refused(tmp_path / "a.npz")
+    assert "do not fit into half of the memory" in refused(tmp_path / "a.npz")
 
 
 def test_a_column_that_is_ignored_is_not_even_looked_at(tmp_path):
@@ -161,7 +163,7 @@ def test_bad_parquet_is_one_clear_line(tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"not a table at all")
     assert "cannot be read as Parquet" in refused(tmp_path / "a.parquet")
     write_parquet(tmp_path / "b.parquet", when=[datetime.datetime(2026, 1, 1)])
-    assert "'when' is datetime64" in refused(tmp_path / "b.parquet")
+    assert "'when' has the type datetime64" in refused(tmp_path / "b.parquet")
 
 
 def test_what_is_not_installed_is_named(tmp_path, monkeypatch):
@@ -186,7 +188,7 @@ def test_npz(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"y": np.zeros(3)}, "no array x"),
+        ({"y": np.zeros(3)}, "no numeric array x"),
         ({"x": np.zeros((3, 2)), "y": np.zeros(2)}, "x has 3 rows and y has 2"),
         ({"x": np.full((2, 2, 2), np.nan)}, "NaN or infinity"),
         ({"x": np.array([None, {}], dtype=object)}, "cannot be read as NPZ"),
@@ -224,5 +226,5 @@ def test_tables_are_put_under_one_another():
     whole = concatenate([one, other, empty])
     assert texts(whole.columns["t"]) == ["a", "b", "c", "a", None, None]
     np.testing.assert_array_equal(whole.columns["n"], [1, 2, 3, 4, 5, 6])
-    with pytest.raises(UserError, match="holds numbers in odd and texts in another"):
+    with pytest.raises(UserError, match="holds numbers in odd and text in another"):
         concatenate([one, table_of({"t": [1, 2], "n": [3, 4]}, "odd", Schema())])

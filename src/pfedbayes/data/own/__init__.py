@@ -1,1 +1,1 @@
-"""Data of users: tables, arrays and trees of images."""
+"""Your own data: tables, arrays and folders of images."""

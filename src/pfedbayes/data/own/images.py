@@ -1,4 +1,4 @@
-"""Trees of images: client/class/image.png."""
+"""Read folders of images, client/class/image.png."""
 
 from __future__ import annotations
 
@@ -9,46 +9,47 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedbayes.data.own.readers import Budget, Table, Texts, optional
+from pfedbayes.data.own.columns import Budget, Table, Texts
+from pfedbayes.data.own.readers import optional
 from pfedbayes.errors import UserError
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
-GREY = ("1", "L", "LA")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+GREY_MODES = ("1", "L", "LA")
 CLASS = "class"  # the name of the target
 
 
 def is_tree(folder: Path) -> bool:
-    """Whether a folder holds images two levels down."""
-    return any(path.suffix.lower() in SUFFIXES for path in folder.glob("*/*/*"))
+    """Return whether a folder holds images two levels down."""
+    return any(path.suffix.lower() in IMAGE_SUFFIXES for path in folder.glob("*/*/*"))
 
 
 def read_tree(root: Path, size: tuple[int, int] | None) -> dict[str, Table]:
-    """One table per folder of the tree, all images of one shape (C, H, W)."""
+    """Read one table per client folder; all images get the same shape (C, H, W)."""
     clients = {folder.name: _classes(folder) for folder in _folders(root)}
-    everything = [path for classes in clients.values() for paths in classes.values() for path in paths]
-    shape = _common_shape(everything, size)
-    Budget().spend(len(everything) * int(np.prod(shape)), str(root))
+    paths = [path for classes in clients.values() for paths in classes.values() for path in paths]
+    shape = _common_shape(paths, size)
+    Budget().spend(len(paths) * int(np.prod(shape)), str(root))
     return {client: _of_classes(root / client, classes, shape) for client, classes in clients.items()}
 
 
 def image_files(path: Path) -> list[Path]:
-    """An image, or all images of a folder in the order of their names."""
+    """Return an image, or all images of a folder in the order of their names."""
     paths = _images(path) if path.is_dir() else [path]
     if not paths:
-        raise UserError(f"{path} has no images: give an image or a folder of {', '.join(SUFFIXES)}")
+        raise UserError(f"{path} has no images: give an image file or a folder with {', '.join(IMAGE_SUFFIXES)}")
     return paths
 
 
 def read_images(paths: Sequence[Path], where: str, shape: tuple[int, ...]) -> Table:
-    """Images brought to a shape."""
+    """Read images and resize them to a shape (C, H, W)."""
     return _table(where, paths, shape, {})
 
 
 def read_classes(folder: Path, shape: tuple[int, ...]) -> Table:
-    """One client's images, class/image.png, brought to a shape."""
+    """Read one client's images, class/image.png, and resize them to a shape (C, H, W)."""
     classes = _classes(folder)
     if not any(classes.values()):
-        raise UserError(f"{folder} has no images: put them into {folder}/CLASS/")
+        raise UserError(f"{folder} has no images: move them into {folder}/CLASS/")
     return _of_classes(folder, classes, shape)
 
 
@@ -70,12 +71,12 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _images(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.name[0] != ".")
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and path.name[0] != ".")
 
 
 def _classes(client: Path) -> dict[str, list[Path]]:
     if _images(client):
-        raise UserError(f"{client} holds images without a class: put them into {client}/CLASS/")
+        raise UserError(f"{client} has images without a class: move them into {client}/CLASS/")
     return {folder.name: _images(folder) for folder in _folders(client)}
 
 
@@ -88,17 +89,17 @@ def _open(path: Path) -> Any:
 
 
 def _common_shape(paths: Sequence[Path], size: tuple[int, int] | None) -> tuple[int, int, int]:
-    """(C, H, W): grey if all images are; the size that is asked for, or the one that all have."""
+    """Return (C, H, W): one channel if all images are grey; the given size, or else that of all images."""
     grey, found = True, dict[tuple[int, int], Path]()
     for path in paths:
         with _open(path) as image:
-            grey = grey and image.mode in GREY
+            grey = grey and image.mode in GREY_MODES
             found.setdefault((image.height, image.width), path)
     if size is None and len(found) > 1:
         (one, a), (other, b), *_ = found.items()
         raise UserError(
-            f"{a} has {one[0]} x {one[1]} pixels and {b} has {other[0]} x {other[1]}: bring all images to one size "
-            "with data.image_size=[height, width]"
+            f"{a} has {one[0]} x {one[1]} pixels and {b} has {other[0]} x {other[1]}: set one size with "
+            "data.image_size=[height, width]"
         )
     return (1 if grey else 3, *(size or next(iter(found))))
 

@@ -1,4 +1,4 @@
-"""One's own data as shards: which files there are, whose rows are whose, cutting, and fitting the preprocessing."""
+"""Load your own files as shards: find the files, group rows by client, split them, and fit the preprocessing."""
 
 from __future__ import annotations
 
@@ -13,23 +13,13 @@ from torch import Tensor
 
 from pfedbayes.data.config import DataConfig, Task
 from pfedbayes.data.own import images
-from pfedbayes.data.own.preprocessing import FEW_WHOLE_NUMBERS, Preprocessing, Summary, combine, summarise
-from pfedbayes.data.own.readers import (
-    SUFFIXES,
-    Budget,
-    Kind,
-    Rows,
-    Schema,
-    Table,
-    Texts,
-    by_value,
-    concatenate,
-    missing,
-    read_table,
-    table_of,
-)
+from pfedbayes.data.own.columns import Budget, Kind, Schema, Table, Texts, by_value, concatenate, missing
+from pfedbayes.data.own.preprocessing import Preprocessing, combine
+from pfedbayes.data.own.readers import SUFFIXES, read_table
+from pfedbayes.data.own.summaries import MAX_INTEGER_CLASSES, Summary, summarise
+from pfedbayes.data.own.table_builder import table_of
 from pfedbayes.data.shards import Shards
-from pfedbayes.data.splits import Purpose, held_out
+from pfedbayes.data.splits import Rows, SplitPurpose, held_out
 from pfedbayes.errors import UserError
 
 SPLITS = {"train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
@@ -38,17 +28,17 @@ NPZ_TARGET, NPZ_CLIENT = "y", "client"
 
 
 def load_own(config: DataConfig) -> Shards:
-    """The data that `path` names."""
+    """Load the files at `config.path`."""
     path = Path(str(config.path)).expanduser()
     if not path.exists():
-        raise UserError(f"{path} does not exist: correct --data")
+        raise UserError(f"{path} does not exist: correct the path in --data")
     column = config.client_column
     if path.is_dir() and images.is_tree(path):
         if config.client_column is not None:
-            raise UserError(f"{path} has a folder of images per client: leave --client-column out")
+            raise UserError(f"{path} has one folder of images per client: leave --client-column out")
         tables, target = images.read_tree(path, config.image_size), config.target or images.CLASS
         if target != images.CLASS:
-            raise UserError(f"{path} is a tree client/class/image: leave --target out")
+            raise UserError(f"{path} has the form client/class/image: leave --target out")
     else:
         tables, target, column = _read_clients(path, config)
     others = [*config.ignore, *filter(None, (column, config.split_column))]
@@ -67,7 +57,11 @@ def shards_from_tables(
     validation: float = 0.0,
     seed: int = 1,
 ) -> Shards:
-    """The shards of tables in memory: per client a pandas frame, or any mapping from names of columns to arrays."""
+    """Return shards of tables in memory.
+
+    tables: per client a pandas frame, or any mapping from column names to arrays. The other arguments are those of
+    `DataConfig`.
+    """
     config = DataConfig(
         name="files", path="tables", target=target, task=task, split_column=split_column, categories=tuple(categories),
         ignore=tuple(ignore), test_fraction=test_fraction, validation=validation, seed=seed,
@@ -78,42 +72,46 @@ def shards_from_tables(
 
 
 def summarise_client(config: DataConfig, client: int, name: str) -> Summary:
-    """What a client with its own file at `path` tells the others, so that `combine` can fit the preprocessing: for
-    clients on machines of their own. client: its number, which decides how its rows are cut."""
+    """Summarise the file of one client, for clients on separate machines; `combine` fits the preprocessing.
+
+    client: its number, which determines the random split of its rows.
+    """
     table, cut = _read_client(config, client, name)
     return summarise(name, table, str(config.target), cut["train"], config.task)
 
 
 def load_client(config: DataConfig, client: int, name: str, preprocessing: Preprocessing) -> Shards:
-    """The data of one client alone, from its own file by the preprocessing that was fitted to all."""
+    """Load the file of one client with the preprocessing that was fitted to all clients."""
     table, cut = _read_client(config, client, name)
     return _encoded({name: table}, [cut], preprocessing, str(config.path))
 
 
 def _read_client(config: DataConfig, client: int, name: str) -> tuple[Table, dict[str, Rows]]:
-    """One client's own table and how its rows are cut."""
+    """Return the table of one client and the split of its rows."""
     path = Path(str(config.path)).expanduser()
     if not path.is_file():
-        raise UserError(f"{path} is no file: let data.path name the table of this client")
+        raise UserError(f"{path} is not a file: set data.path to the table of this client")
     if config.target is None:
-        raise UserError(f"say with data.target which column of {path} is to be predicted")
+        raise UserError(f"data.target is missing: set it to the column of {path} to predict")
     table = read_table(path, _schema(config, config.target))
-    return table.without(config.split_column), _cut(client, name, table, config.target, config)
+    return table.without(config.split_column), _split(client, name, table, config.target, config)
 
 
 def read_inputs(path: str | Path, preprocessing: Preprocessing) -> Tensor:
-    """The inputs (n, *shape) of rows to be predicted: a table with the columns of the training data (a target is not
-    needed), an NPZ file with x, or images."""
+    """Return the inputs (n, *shape) of rows to predict.
+
+    path: a table with the input columns of the training data, an NPZ file with x, or images.
+    """
     path = Path(path)
     if not path.exists():
         raise UserError(f"{path} does not exist: correct the path")
     if preprocessing.image and path.suffix.lower() != ".npz":
         return preprocessing.encode(images.read_images(images.image_files(path), str(path), preprocessing.shape))
     if path.is_dir() or path.suffix.lower() not in SUFFIXES:
-        raise UserError(f"{path} is no table: give a file that ends in {', '.join(SUFFIXES)}")
+        raise UserError(f"{path} is not a table: give a file that ends in {', '.join(SUFFIXES)}")
     table = read_table(path, preprocessing.schema)
     if not len(table):
-        raise UserError(f"{path} has no rows: give some")
+        raise UserError(f"{path} has no rows: add some")
     return preprocessing.encode(table)
 
 
@@ -124,13 +122,13 @@ def _schema(config: DataConfig, target: str | None) -> Schema:
 
 
 def _read_clients(path: Path, config: DataConfig) -> tuple[dict[str, Table], str, str | None]:
-    """The rows of each client, and the names of the target and, if there is one, of the client column."""
+    """Return the table of each client, the name of the target, and the name of the client column, if any."""
     files = _files(path)
     arrays = all(file.suffix.lower() == ".npz" for file in files)
     target = config.target or (NPZ_TARGET if arrays else None)
     column = config.client_column or (NPZ_CLIENT if arrays and not path.is_dir() else None)
     if column is None and not path.is_dir():
-        raise UserError(f"{path} is one file: name the column that tells the clients apart with --client-column")
+        raise UserError(f"{path} is one file: name the column with the client of each row with --client-column")
     schema = _schema(config, target)
     if column is not None:
         schema = Schema((*schema.roles, column), schema.ignore, {**schema.kinds, column: "category"})
@@ -139,7 +137,7 @@ def _read_clients(path: Path, config: DataConfig) -> tuple[dict[str, Table], str
     for table in tables:
         if target is None:
             raise UserError(
-                f"say which column is to be predicted with --target: {table.where} has {_some(table.columns)}"
+                f"no target is given: name one of the columns with --target ({table.where} has {_some(table.columns)})"
             )
         for name in filter(None, (target, column, config.split_column, *config.categories)):
             _require_column(table, name)
@@ -151,20 +149,20 @@ def _read_clients(path: Path, config: DataConfig) -> tuple[dict[str, Table], str
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         if path.suffix.lower() not in SUFFIXES:
-            raise UserError(f"{path} is of no known kind: give a file that ends in {', '.join(SUFFIXES)}")
+            raise UserError(f"{path} has no known file type: give a file that ends in {', '.join(SUFFIXES)}")
         return [path]
     try:
         files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and file.name[0] != ".")
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): make it readable") from None
+        raise UserError(f"{path} cannot be read ({error.strerror}): check its permissions") from None
     if not files:
         raise UserError(
-            f"{path} holds no data: put a file per client there ({', '.join(SUFFIXES)}), or images as client/class/"
+            f"{path} has no data: put one file per client there ({', '.join(SUFFIXES)}), or images as client/class/"
         )
     stems = [file.stem for file in files]
     for stem in stems:
         if stems.count(stem) > 1:
-            raise UserError(f"{path} has two files called {stem!r}, and a file is a client: rename or remove one")
+            raise UserError(f"{path} has two files named {stem!r}, but each file is one client: rename or remove one")
     return files
 
 
@@ -181,18 +179,22 @@ def _some(names: Iterable[str]) -> str:
 
 
 def _by_client(tables: Sequence[Table], column: str) -> dict[str, Table]:
-    """The rows of all files, told apart by a column."""
+    """Return the rows of all files, grouped by the client column."""
     parts: dict[str, list[Table]] = {}
     for table in tables:
         clients = table.columns[column]
         if len(absent := np.flatnonzero(missing(clients))):
-            raise UserError(f"{table.place(int(absent[0]))}: {column!r} is missing: say whose row it is, or remove it")
+            raise UserError(
+                f"{table.place(int(absent[0]))}: {column!r} is missing: fill in the client, or remove the row"
+            )
         if not len(table):
-            raise UserError(f"{table.where} has no rows: give some or remove the file")
+            raise UserError(f"{table.where} has no rows: add some or remove the file")
         if set(table.columns) != set(tables[0].columns):
             odd = next(iter(set(table.columns) ^ set(tables[0].columns)))
-            raise UserError(f"{table.where} and {tables[0].where} differ in the column {odd!r}: give both the same")
-        assert isinstance(clients, Texts)  # noqa: S101, it is declared so
+            raise UserError(
+                f"{table.where} and {tables[0].where} differ in the column {odd!r}: give both the same columns"
+            )
+        assert isinstance(clients, Texts)  # noqa: S101, the schema declares it
         order = np.argsort(clients.codes, kind="stable")
         counts = np.bincount(clients.codes, minlength=len(clients.levels))
         for level, rows in zip(clients.levels, np.split(order, np.cumsum(counts)[:-1]), strict=True):
@@ -201,10 +203,10 @@ def _by_client(tables: Sequence[Table], column: str) -> dict[str, Table]:
 
 
 def _shards(tables: Mapping[str, Table], target: str, config: DataConfig, others: Sequence[str]) -> Shards:
-    """Cut the rows of each client, fit the preprocessing on those to train on, and encode all."""
+    """Split the rows of each client, fit the preprocessing to the training rows, and encode all rows."""
     if not tables:
-        raise UserError("no clients: give a table for each client")
-    cuts = [_cut(i, name, table, target, config) for i, (name, table) in enumerate(tables.items())]
+        raise UserError("there are no clients: give one table per client")
+    cuts = [_split(i, name, table, target, config) for i, (name, table) in enumerate(tables.items())]
     own = {name: table.without(config.split_column) for name, table in tables.items()}
     fitted = combine(
         [
@@ -217,25 +219,25 @@ def _shards(tables: Mapping[str, Table], target: str, config: DataConfig, others
     return _encoded(own, cuts, preprocessing, config.path or "the tables")
 
 
-def _cut(client: int, name: str, table: Table, target: str, config: DataConfig) -> dict[str, Rows]:
-    """`cut_rows` of a table that can be learnt from."""
+def _split(client: int, name: str, table: Table, target: str, config: DataConfig) -> dict[str, Rows]:
+    """Return `split_rows` of a table, once it is seen to have training rows with targets."""
     _require_column(table, target)
     if not len(table):
-        raise UserError(f"{name} has no rows ({table.where}): give some or leave it out")
+        raise UserError(f"{name} has no rows ({table.where}): add some or leave the client out")
     if len(absent := np.flatnonzero(missing(table.columns[target]))):
         raise UserError(
             f"{table.place(int(absent[0]))}: the target {target!r} is missing: fill it in or remove the row"
         )
-    cut = cut_rows(client, table, target, config)
+    cut = split_rows(client, table, target, config)
     if not len(cut["train"]):
-        raise UserError(f"{name} has no rows to train on ({table.where}): give some or leave it out")
+        raise UserError(f"{name} has no training rows ({table.where}): add some or leave the client out")
     return cut
 
 
 def _encoded(
     own: Mapping[str, Table], cuts: Sequence[Mapping[str, Rows]], preprocessing: Preprocessing, where: str
 ) -> Shards:
-    """The shards of tables whose rows are cut."""
+    """Encode tables whose rows are split, as shards."""
     if preprocessing.inputs:
         Budget().spend(2 * 4 * sum(map(len, own.values())) * preprocessing.shape[0], where)
     starts = np.cumsum([0, *(len(table) for table in own.values())])
@@ -253,22 +255,25 @@ def _encoded(
     )
 
 
-def cut_rows(client: int, table: Table, target: str, config: DataConfig) -> dict[str, Rows]:
-    """A client's rows to train on, to validate and to test: as its split column says, or by the fractions, evenly over
-    the labels if the target looks like labels; and of the first those that are kept for a certificate."""
+def split_rows(client: int, table: Table, target: str, config: DataConfig) -> dict[str, Rows]:
+    """Return a client's rows for training, validation and test, and those withheld for a certificate.
+
+    The split column decides, if there is one. Otherwise the fractions are drawn at random, stratified by label if the
+    target looks like labels.
+    """
     column = table.columns[target]
     values = column.codes.astype(np.int64) if isinstance(column, Texts) else np.unique(column, return_inverse=True)[1]
-    few = isinstance(column, Texts) or len(np.unique(values)) <= FEW_WHOLE_NUMBERS
+    few = isinstance(column, Texts) or len(np.unique(values)) <= MAX_INTEGER_CLASSES
     labels = values if few and config.task != "regression" else None
     cut: dict[str, Rows] = {"train": np.arange(len(table))}
     fractions = [
-        ("test", config.test_fraction, Purpose.TEST_CUT),
-        ("validation", config.validation, Purpose.VALIDATION_CUT),
+        ("test", config.test_fraction, SplitPurpose.TEST_CUT),
+        ("validation", config.validation, SplitPurpose.VALIDATION_CUT),
     ]
     if config.split_column is not None:
-        cut, fractions = _given_split(table, config.split_column), []
+        cut, fractions = _split_by_column(table, config.split_column), []
     if config.certify:
-        fractions.append(("certify", config.certify, Purpose.CERTIFY_CUT))
+        fractions.append(("certify", config.certify, SplitPurpose.CERTIFY_CUT))
     for part, fraction, purpose in fractions:
         rows = cut["train"]
         own = None if labels is None else labels[rows]
@@ -277,10 +282,10 @@ def cut_rows(client: int, table: Table, target: str, config: DataConfig) -> dict
     return cut
 
 
-def _given_split(table: Table, name: str) -> dict[str, Rows]:
+def _split_by_column(table: Table, name: str) -> dict[str, Rows]:
     _require_column(table, name)
     column = table.columns[name]
-    assert isinstance(column, Texts)  # noqa: S101, it is declared so
+    assert isinstance(column, Texts)  # noqa: S101, the schema declares it
     parts = np.array([*(SPLITS.get(level.lower(), "") for level in column.levels), ""])[column.codes]
     if len(odd := np.flatnonzero(parts == "")):
         row = int(odd[0])

@@ -1,4 +1,4 @@
-"""New data for models that are trained: rows to be predicted, chunk by chunk, and the examples of a new client."""
+"""Read new data for trained models: rows to predict, chunk by chunk, and the examples of a new client."""
 
 from __future__ import annotations
 
@@ -12,22 +12,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedbayes.data.own import images
+from pfedbayes.data.own.columns import Budget, Table, missing
 from pfedbayes.data.own.preprocessing import Preprocessing
 from pfedbayes.data.own.readers import (
     CHUNK,
     SUFFIXES,
-    Budget,
-    Table,
-    missing,
     read_arrays,
     read_batches,
     read_cells,
     read_table,
     reading,
-    table_of,
-    table_of_arrays,
     table_of_cells,
 )
+from pfedbayes.data.own.table_builder import table_of, table_of_arrays
 from pfedbayes.errors import UserError
 
 IMAGES_AT_ONCE = 1000
@@ -35,15 +32,19 @@ FILE = "file"  # the column that names an image
 
 
 class Chunk(NamedTuple):
-    """Inputs x (n, ...) of some rows, and all columns that the rows have, as they came: lists or arrays."""
+    """Some rows."""
 
     x: Tensor
+    """Inputs (n, ...)."""
     kept: Mapping[str, Any]
+    """All columns of the rows as they were given: lists or arrays."""
 
 
 def read_chunks(source: str | Path | Mapping[str, Any], preprocessing: Preprocessing) -> Iterator[Chunk]:
-    """The rows of a table in a file or in memory, of an NPZ file with x, or of images. A table needs the columns of the
-    training data but the target, and may have others."""
+    """Yield the rows of a table in a file or in memory, of an NPZ file with x, or of images.
+
+    A table needs all input columns of the training data, and may have others.
+    """
     chunks = (
         _of_columns(source, preprocessing) if not isinstance(source, str | Path) else _of_file(source, preprocessing)
     )
@@ -54,22 +55,24 @@ def read_chunks(source: str | Path | Mapping[str, Any], preprocessing: Preproces
             yield chunk
     if not rows:
         name = source if isinstance(source, str | Path) else "the table"
-        raise UserError(f"{name} has no rows: give some")
+        raise UserError(f"{name} has no rows: add some")
 
 
 def read_examples(path: str | Path, preprocessing: Preprocessing) -> tuple[Tensor, Tensor]:
-    """Inputs (n, ...) and targets (n,) or (n, 1) of one client: a table with the target, an NPZ file with x and y, or
-    images class/image.png."""
+    """Return the inputs (n, ...) and targets (n,) or (n, 1) of one client.
+
+    path: a table with the target, an NPZ file with x and y, or images class/image.png.
+    """
     path, target = _existing(path), preprocessing.target
     if preprocessing.image and path.is_dir():
         table = images.read_classes(path, preprocessing.shape)
         table = Table(table.where, {target.name: table.columns[images.CLASS]}, table.lines, table.x, table.unit)
     else:
-        table = _with_channel(read_table(_table_file(path), preprocessing.reading(target.name)), preprocessing)
+        table = _with_channel(read_table(_table_file(path), preprocessing.inputs_schema(target.name)), preprocessing)
     if target.name not in table.columns:
-        raise UserError(f"{path} lacks the target {target.name!r}: a client learns from rows whose target is known")
+        raise UserError(f"{path} lacks the target column {target.name!r}: add it")
     if not len(table):
-        raise UserError(f"{path} has no rows: give some")
+        raise UserError(f"{path} has no rows: add some")
     if len(absent := np.flatnonzero(missing(table.columns[target.name]))):
         raise UserError(
             f"{table.place(int(absent[0]))}: the target {target.name!r} is missing: fill it in or remove the row"
@@ -86,7 +89,7 @@ def _existing(path: str | Path) -> Path:
 
 def _table_file(path: Path) -> Path:
     if path.is_dir() or path.suffix.lower() not in SUFFIXES:
-        raise UserError(f"{path} is no table: give a file that ends in {', '.join(SUFFIXES)}")
+        raise UserError(f"{path} is not a table: give a file that ends in {', '.join(SUFFIXES)}")
     return path
 
 
@@ -102,14 +105,14 @@ def _of_columns(columns: Mapping[str, Any], preprocessing: Preprocessing) -> Ite
     if "x" in columns and not preprocessing.inputs:
         yield from _of_arrays(np.asarray(columns["x"]), columns, "the table", preprocessing)
         return
-    table = table_of(columns, "the table", preprocessing.reading())
+    table = table_of(columns, "the table", preprocessing.inputs_schema())
     yield Chunk(preprocessing.encode(table), {str(name): np.asarray(columns[name]) for name in columns})
 
 
 def _of_csv(path: Path, preprocessing: Preprocessing) -> Iterator[Chunk]:
     with reading(path):
         for cells in read_cells(path):
-            table = table_of_cells(cells, str(path), preprocessing.reading())
+            table = table_of_cells(cells, str(path), preprocessing.inputs_schema())
             yield Chunk(preprocessing.encode(table), cells.columns)
 
 
@@ -117,10 +120,10 @@ def _of_parquet(path: Path, preprocessing: Preprocessing) -> Iterator[Chunk]:
     with reading(path):
         start = 0
         for batch in read_batches(path):
-            own = preprocessing.reading()
+            own = preprocessing.inputs_schema()
             arrays = {name: batch[name].to_numpy(zero_copy_only=False) for name in own.wanted(batch)}
             table = table_of(arrays, str(path), own)
-            table.lines[:] += start  # for messages
+            table.lines[:] += start  # line numbers for messages
             start += len(table)
             yield Chunk(preprocessing.encode(table), batch)
 
@@ -134,16 +137,16 @@ def _of_npz(path: Path, preprocessing: Preprocessing) -> Iterator[Chunk]:
 def _of_arrays(x: NDArray[Any], others: Mapping[str, Any], where: str, preprocessing: Preprocessing) -> Iterator[Chunk]:
     taken = len(preprocessing.inputs)
     if taken and x.ndim == 2 and x.shape[1] > taken:
-        raise UserError(f"{where}: an example has {x.shape[1]} numbers, and the models take {taken}: give just those")
+        raise UserError(f"{where}: an example has {x.shape[1]} numbers, but the models take {taken}: remove the others")
     for start in range(0, len(x), CHUNK):
         rows = slice(start, start + CHUNK)
-        table = _with_channel(table_of_arrays(x[rows], {}, where, preprocessing.reading()), preprocessing)
+        table = _with_channel(table_of_arrays(x[rows], {}, where, preprocessing.inputs_schema()), preprocessing)
         kept = {name: np.asarray(array)[rows] for name, array in others.items() if np.ndim(array) == 1}
         yield Chunk(preprocessing.encode(table), kept)
 
 
 def _with_channel(table: Table, preprocessing: Preprocessing) -> Table:
-    """Grey images (n, H, W) as (n, 1, H, W)."""
+    """Return the table with grey images (n, H, W) as (n, 1, H, W)."""
     if table.x is None or (1, *table.x.shape[1:]) != preprocessing.shape:
         return table
     return Table(table.where, table.columns, table.lines, table.x[:, None], table.unit)

@@ -1,4 +1,4 @@
-"""Tables of predictions, written chunk by chunk: CSV, Parquet, NPZ."""
+"""Write tables of predictions chunk by chunk: CSV, Parquet, NPZ."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from pfedbayes.data.own.readers import SUFFIXES, optional
 from pfedbayes.errors import UserError
 from pfedbayes.runs.files import replacing
 
-Write = Callable[[Mapping[str, Any]], None]  # more rows: columns of equal length by name
+Write = Callable[[Mapping[str, Any]], None]
+"""Appends rows, given as columns of equal length by name."""
 
 
 @contextmanager
-def sheet(path: Path | None) -> Iterator[Write]:
-    """A table that is there once all went well; without a path, CSV on the standard output."""
+def open_table(path: Path | None) -> Iterator[Write]:
+    """Open a table for writing; without a path, CSV on the standard output. After an error there is no file."""
     if path is None:
         yield _csv(sys.stdout, ",")
         return
     kinds = {".csv": _csv_file, ".tsv": _csv_file, ".parquet": _parquet_file, ".npz": _npz_file}
     if path.suffix.lower() not in kinds:
-        raise UserError(f"{path} is of no known kind: give a name that ends in {', '.join(SUFFIXES)}")
+        raise UserError(f"{path} has no known file type: choose a name that ends in {', '.join(SUFFIXES)}")
     require_folder(path)
     with replacing(path) as file, kinds[path.suffix.lower()](file, path) as write:
         yield write
 
 
 def require_folder(path: Path) -> None:
-    """Refuse a file in a folder that is not there."""
+    """Refuse a file in a folder that does not exist."""
     if not path.parent.is_dir():
-        raise UserError(f"the folder {path.parent} does not exist: make it, or give another -o")
+        raise UserError(f"the folder {path.parent} does not exist: create it, or give another path with -o")
 
 
 @contextmanager
@@ -44,7 +45,7 @@ def _csv_file(file: BinaryIO, path: Path) -> Iterator[Write]:
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     yield _csv(text, "\t" if path.suffix.lower() == ".tsv" else ",")
     text.flush()
-    text.detach()  # the file is closed by whoever opened it
+    text.detach()  # the caller closes the file
 
 
 def _csv(file: Any, delimiter: str) -> Write:
@@ -97,6 +98,6 @@ def _npz_file(file: BinaryIO, path: Path) -> Iterator[Write]:
         name: np.concatenate([np.asarray(_cells(part[name])) for part in parts]) for name in parts[0]
     }
     for name, array in arrays.items():
-        if array.dtype.kind == "O":  # nothing is pickled
+        if array.dtype.kind == "O":  # NPZ files pickle objects, so write their text instead
             arrays[name] = np.array([_text(cell) for cell in array])
     np.savez(file, **arrays)

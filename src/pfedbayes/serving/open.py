@@ -1,0 +1,103 @@
+"""Open a client: from a run folder, from the newcomers of a run, or from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from pfedbayes.errors import UserError
+from pfedbayes.evaluation.estimators import Which
+from pfedbayes.evaluation.posterior import TrainedModel, trained_model
+from pfedbayes.methods.base import Method
+from pfedbayes.runs import saving
+from pfedbayes.runs.calibration import CalibrationRecord, read_calibration
+from pfedbayes.serving.client import Client
+from pfedbayes.serving.portable import read_client
+from pfedbayes.serving.saved_models import saved_models
+from pfedbayes.trust.calibration import NO_SCORES, concatenate
+
+NEWCOMERS = "newcomers"  # the subfolder of a run with the clients that joined later
+SUFFIX = ".safetensors"
+
+
+def open_client(source: str | Path, name: str | None = None, shared: bool = False, device: str = "auto") -> Client:
+    """Return a client of a run folder, one that joined the run later (`join`), or one in a file (`export`).
+
+    name: the client; optional for the shared model and for a file. shared: return the shared model instead of the
+    client's own. If the run has several seeds, the models are those of the first.
+    """
+    source = Path(source)
+    if source.is_file():
+        client = read_client(source, device)
+        if shared and client.which != "shared":
+            raise UserError(f"{source} holds {client.title}: leave --shared out, or give the run folder")
+        if name is not None and client.name not in (None, name):
+            raise UserError(f"{source} is of {client.name!r} and not of {name!r}: correct --client")
+        return client
+    record = read_calibration(source)
+    joined = {path.stem: path for path in sorted((source / NEWCOMERS).glob(f"*{SUFFIX}"))}
+    if name in joined and not shared:
+        return read_client(joined[name], device)
+    if name is not None and name not in record.names and not shared:
+        known = [*record.names[:20], *(["…"] if len(record.names) > 20 else []), *joined]
+        raise UserError(
+            f"{source} has no client {name!r}, only {', '.join(known)}: predict with --shared, or train a model for "
+            "it with pfedbayes personalize"
+        )
+    if name is None and not shared:
+        raise UserError(f"no client is given: add --client with one of {', '.join(record.names[:20])}, or --shared")
+    which: Which = "shared" if shared else "personal"
+    return _client(_models(source, record, which, device), record, name, which)
+
+
+def open_all(source: str | Path, device: str = "auto") -> Iterator[Client]:
+    """Yield the personal models of all clients that took part in a run."""
+    record = read_calibration(Path(source))
+    models = _models(Path(source), record, "personal", device)
+    return (_client(models, record, name, "personal") for name in record.names)
+
+
+def newcomer_file(run: Path, name: str) -> Path:
+    """Return the file of a client that joined a run later."""
+    if not name or name[0] == "." or "/" in name or "\0" in name:
+        raise UserError(f"{name!r} cannot be part of a file name: choose another name with --client")
+    return run / NEWCOMERS / f"{name}{SUFFIX}"
+
+
+def _models(folder: Path, record: CalibrationRecord, which: Which, device: str) -> Callable[[int], TrainedModel]:
+    """Return a function from the number of a client to its model, or to the shared one."""
+    saved = saved_models(folder, record, device)
+    _require_model(saved.method, which)
+    if which == "personal" and saved.method.adapts:  # such models are made from the client's training data
+        return partial(trained_model, saving.load(folder, device=device), which)
+    return partial(saved.trained_model, which)
+
+
+def _require_model(method: Method, which: Which) -> None:
+    if not getattr(method.about, which):
+        remedy = "leave --shared out" if which == "shared" else "add --shared"
+        raise UserError(f"{method.about.title} has no {which} model: {remedy}")
+
+
+def _client(models: Callable[[int], TrainedModel], record: CalibrationRecord, name: str | None, which: Which) -> Client:
+    index = record.names.index(name) if name in record.names else 0
+    model = models(index)
+    notes = []
+    of_all = concatenate(record.scores[which])
+    if record.chose_round and len(of_all.odd):
+        notes.append("the calibration rows also chose the round that was kept, so they are not quite new to the models")
+    if name not in record.names:
+        notes.append("there is no guarantee for a client that was not in the run")
+    return Client(
+        name=name,
+        which=which,
+        preprocessing=record.preprocessing,
+        likelihood=model.model.likelihood,
+        outputs=model.outputs,
+        own=record.scores[which][index] if name in record.names else NO_SCORES,
+        of_all=of_all,
+        notes=tuple(notes),
+        weights=model.weights,
+        net=record.net,
+    )

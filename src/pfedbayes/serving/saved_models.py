@@ -1,0 +1,172 @@
+"""The trained models in a run folder, read one at a time and without the run's data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from pfedbayes import runs
+from pfedbayes.data import Shards
+from pfedbayes.engine.personalisation import Prior
+from pfedbayes.engine.plan import Plan, choose_device
+from pfedbayes.engine.population import FilePopulation
+from pfedbayes.errors import UserError
+from pfedbayes.evaluation.estimators import Which
+from pfedbayes.evaluation.posterior import TrainedModel, draw_seed
+from pfedbayes.maths.trees import fill, misfit, named_leaves, pick, tree_map
+from pfedbayes.methods.base import Method, State
+from pfedbayes.nets import Model
+from pfedbayes.runs.calibration import CalibrationRecord
+from pfedbayes.runs.experiment import build_model
+from pfedbayes.runs.resume import recorded_plan
+
+
+@dataclass(frozen=True)
+class SavedModels:
+    """The models in the checkpoint of a finished run; with early stopping, those of the best round."""
+
+    folder: Path
+    method: Method
+    model: Model
+    plan: Plan
+    batch_size: int
+    seeds: tuple[int, ...]
+    num_clients: int
+
+    def trained_model(self, which: Which, client: int) -> TrainedModel:
+        """Read a client's model, or the shared one, of the first seed."""
+        with self._checkpoint() as checkpoint:
+            state = self._client(checkpoint, client) if which == "personal" else self._server(checkpoint, 0)
+            seed = draw_seed(self.seeds[0], which, checkpoint.round, client)
+        return TrainedModel(self.method, self.model, state, seed)
+
+    def shared_prior(self) -> Prior:
+        """Read the shared models of all seeds, as a prior for newcomers."""
+        with self._checkpoint() as checkpoint:
+            servers = tuple(self._server(checkpoint, s) for s in range(len(self.seeds)))
+        return Prior(self.method, self.model, self.plan, self.batch_size, self.seeds, servers)
+
+    @contextmanager
+    def _checkpoint(self) -> Iterator[_Checkpoint]:
+        path = self.folder / runs.STATE
+        try:
+            with safe_open(path, framework="pt") as file:
+                yield _Checkpoint(file, path)
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path} is missing or damaged ({error}): start the run again in a new folder") from None
+
+    def _server_template(self) -> State:
+        theta = torch.zeros(self.model.net.num_params, dtype=getattr(torch, self.plan.dtype))
+        return self.method.init(theta, self.num_clients, self.model.net.shapes)
+
+    def _server(self, checkpoint: _Checkpoint, s: int) -> State:
+        template = self._server_template()
+        expected = dict(named_leaves(template, f"server.{s}"))
+        found = {name: checkpoint.tensor(name) for name in expected}
+        if self.method.about.averages:  # other states may change their shape during training
+            checkpoint.require_fit(found, expected)
+        return self._on_device(fill(template, found, f"server.{s}"))
+
+    def _client(self, checkpoint: _Checkpoint, client: int) -> State:
+        """Read a client's state; a client that never took part has the state of its first round."""
+        template = self._enrol(self._server_template(), client)
+        enrolled = checkpoint.tensor("enrolled").tolist()
+        if client not in enrolled:
+            return self._enrol(self._server(checkpoint, 0), client)
+        if checkpoint.keeps_clients_apart:
+            population = FilePopulation(template, torch.device("cpu"))
+            rows = {name: checkpoint.tensor(name) for name in ("rows", "witness")}
+            try:
+                population.restore(enrolled, rows, self.folder / runs.CLIENTS)
+                state = pick(population.get([client], lambda _: ()), 0)
+            finally:
+                population.close()
+            return self._on_device(state)
+        expected = dict(named_leaves(template, "clients"))
+        found = {name: checkpoint.row(name, enrolled.index(client)) for name in expected}
+        checkpoint.require_fit(found, expected)
+        return self._on_device(fill(template, found, "clients"))
+
+    def _enrol(self, server: State, client: int) -> State:
+        received = pick(self.method.download(server, torch.tensor([client])), 0)
+        return tree_map(torch.Tensor.contiguous, self.method.enrol(received))
+
+    def _on_device(self, state: State) -> State:
+        """Copy a state: memory straight from a file may be aligned differently, and kernels round accordingly."""
+        return tree_map(lambda leaf: leaf.clone().to(self.plan.device), state)
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    """An open state file, of which single tensors are read."""
+
+    file: Any
+    path: Path
+
+    @property
+    def _prefix(self) -> str:
+        return runs.BEST if "best_round" in self.file.metadata() else ""
+
+    @property
+    def round(self) -> int:
+        """The number of rounds after which the state was saved."""
+        return int(self.file.metadata()["best_round" if self._prefix else "round"])
+
+    @property
+    def keeps_clients_apart(self) -> bool:
+        """Whether the states of the clients are in a file of their own."""
+        return f"{self._prefix}rows" in self.file.keys()  # noqa: SIM118
+
+    def tensor(self, name: str) -> Tensor:
+        tensor: Tensor = self.file.get_tensor(self._prefix + name)
+        return tensor
+
+    def row(self, name: str, row: int) -> Tensor:
+        tensor: Tensor = self.file.get_slice(self._prefix + name)[row : row + 1]
+        return tensor[0]
+
+    def require_fit(self, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+        """Refuse tensors of another experiment."""
+        if name := misfit(found, expected):
+            raise UserError(f"{self.path} does not fit the experiment beside it ({name} differs): start a new run")
+
+
+def saved_models(folder: Path, record: CalibrationRecord, device: str = "auto") -> SavedModels:
+    """Open the models of a finished run."""
+    run = runs.read_run(folder)
+    experiment = run.experiment
+    method = experiment.method
+    plan = recorded_plan(run).on(choose_device(device))
+    plan.activate()
+    return SavedModels(
+        folder=folder,
+        method=method,
+        model=plan.fit(build_model(record.net, _shapes(record), method)),
+        plan=plan,
+        batch_size=experiment.training.batch_size,
+        seeds=tuple(run.info.seeds),
+        num_clients=1 if method.needs.pooled_data else len(record.names),
+    )
+
+
+def _shapes(record: CalibrationRecord) -> Shards:
+    """Return shards of one empty example, from which `build_model` takes the shapes of inputs and targets."""
+    preprocessing, classes = record.preprocessing, record.preprocessing.target.classes
+    none = torch.empty(0, dtype=torch.int64)
+    return Shards(
+        x=torch.zeros(1, *preprocessing.shape, dtype=torch.uint8 if preprocessing.image else None),
+        y=torch.zeros(1, record.num_targets) if classes is None else torch.zeros(1, dtype=torch.int64),
+        train=(torch.zeros(1, dtype=torch.int64),),
+        test=(none,),
+        validation=(none,),
+        names=("shapes",),
+        num_classes=None if classes is None else len(classes),
+        preprocessing=preprocessing,
+    )

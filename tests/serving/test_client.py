@@ -1,0 +1,178 @@
+"""Predictions of a client with their guarantees, by the command line and in Python, once the data are gone."""
+
+import json
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from clinics import clinics, train
+
+import pfedbayes as package
+from pfedbayes import runs
+from pfedbayes.maths.metrics import confidence, log_average
+from pfedbayes.serving.client import Options
+from pfedbayes.trust import abstention, conformal
+
+
+def test_new_rows_are_predicted_with_doubt_abstention_and_sets(home, run):
+    done = run("predict", "outcome", "--client", "north", "--input", "new.csv", "-o", "out.csv", "--error", "0.08")
+    out, new = pandas.read_csv(home / "out.csv"), pandas.read_csv(home / "new.csv")
+    assert list(out)[: len(new.columns)] == list(new.columns)
+    assert out[list(new.columns)].equals(new)
+    columns = ["label", "p_ill", "p_well", "entropy", "aleatoric", "epistemic", "abstain", "conformal_set"]
+    assert list(out)[len(new.columns) :] == columns
+    assert (out["p_ill"] + out["p_well"]).to_numpy() == pytest.approx(1)
+    assert (out["aleatoric"] + out["epistemic"]).to_numpy() == pytest.approx(out["entropy"].to_numpy(), abs=1e-6)
+    assert (out["label"] == np.where(out["p_ill"] > 0.5, "ill", "well")).all()
+    assert (out["label"] == out["outcome"]).mean() > 0.8
+    assert 0 < out["abstain"].sum() < 60
+    answered = out[~out["abstain"]]
+    assert answered["entropy"].max() < out[out["abstain"]]["entropy"].min()
+    assert set(out["conformal_set"].fillna("")) <= {"ill", "well", "ill|well", ""}
+    lines = done.err.splitlines()
+    assert lines[0].startswith(f"60 rows by the model of north; it abstains from {out['abstain'].sum()} of them")
+    assert "sets hold the truth for at least 90% of new examples of this client" in lines[1]
+    assert "at most 8.00% of the answers to all clients together are wrong, with 95% confidence" in lines[2]
+    assert "also chose the round" in lines[3]
+
+
+def test_the_models_are_those_of_the_run(home):
+    clinics().to_csv(home / "clinics.csv", index=False)
+    try:
+        federation = package.load(home / "outcome")
+    finally:
+        (home / "clinics.csv").unlink()
+    rows = federation.shards.validation[1]
+    x, y = federation.shards.x[rows], federation.shards.y[rows]
+    outputs = federation.predict("personal", 1, x, samples=100)
+    client = package.open_client(home / "outcome", "north")
+    assert federation.shards.names[1] == "north"
+    log_probs = log_average(outputs)
+    assert torch.from_numpy(client.predictor(Options()).columns(x)["p_ill"]) == pytest.approx(
+        log_probs.exp()[:, 0], abs=1e-6
+    )
+    odd = conformal.true_scores(conformal.label_scores(log_probs), y)
+    assert client.own.odd == pytest.approx(odd, abs=1e-6)
+    assert client.own.sure == pytest.approx(confidence(log_probs), rel=1e-4)
+    assert torch.equal(client.own.wrong, log_probs.argmax(-1) != y)
+    assert len(client.of_all.odd) == sum(map(len, federation.shards.validation))
+
+
+def test_no_rows_of_the_clients_are_kept(home):
+    from safetensors.torch import load_file
+
+    tensors = load_file(home / "outcome" / runs.CALIBRATION)
+    rows = int(tensors["sizes"].sum())
+    assert {tuple(tensor.shape) for tensor in tensors.values()} == {(3,), (rows,)}
+
+
+def test_numbers_are_predicted_in_their_own_units(home, run):
+    done = run("predict", "cost", "--client", "south", "--input", "new.csv", "-o", "cost.parquet", "--coverage", "0.8")
+    out = pandas.read_parquet(home / "cost.parquet")
+    age = pandas.to_numeric(out["age"])
+    assert np.abs(out["mean"] - 100 * age).mean() < 400
+    assert (out["conformal_lower"] < out["mean"]).all()
+    both = np.hypot(out["aleatoric"], out["epistemic"]).to_numpy()
+    assert out["deviation"].to_numpy() == pytest.approx(both, rel=1e-4)
+    assert (out["upper"] - out["mean"]).to_numpy() == pytest.approx(1.2816 * out["deviation"].to_numpy(), rel=1e-3)
+    inside = (out["conformal_lower"] <= 100 * age) & (100 * age <= out["conformal_upper"])
+    assert inside.mean() > 0.6
+    assert "abstain" not in out
+    assert "at least 80% of new examples of this client" in done.err
+    deviation = float(out["deviation"].median())
+    done = run("predict", "cost", "--client", "south", "--input", "new.csv", "-o", "a.csv", "--abstain-at", deviation)
+    assert pandas.read_csv(home / "a.csv")["abstain"].sum() == (out["deviation"] > deviation).sum()
+    assert "without a guarantee" in done.err
+    done = run("personalize", "cost", "--data", "west.csv", "--client", "far west")
+    assert "rmse on the rows held out" in done.out
+    assert "no certificate: a certificate bounds an error rate" in done.out
+
+
+def test_the_shared_model_may_be_asked_for_anybody(home, run):
+    done = run("predict", "outcome", "--shared", "--input", "new.csv", "--json", "--abstain-at", "0.9")
+    *rows, last = done.out.splitlines()
+    assert len(rows) == 61
+    result = json.loads(last)
+    assert (result["rows"], result["model"], result["abstention"]) == (60, "the shared model", None)
+    assert result["conformal"]["whose"] == "federation"
+    assert any("no guarantee for a client that was not in the run" in statement for statement in result["statements"])
+    flags = [row.split(",")[-2] for row in rows[1:]]
+    assert flags.count("true") == result["abstained"]
+
+
+def test_the_python_api_takes_frames(home):
+    client = package.open_client(home / "outcome", "north")
+    frame = pandas.read_csv(home / "new.csv").rename(columns={"patient": "label"})
+    out = pandas.DataFrame(client.predict(frame, coverage=0.7, error=0.15))
+    assert list(out["label"]) == list(frame["label"])  # what came with the row keeps its name
+    assert set(out["predicted_label"]) == {"ill", "well"}
+    again = client.predict(home / "new.csv", coverage=0.7, error=0.15)
+    assert out["p_ill"].to_numpy() == pytest.approx(again["p_ill"])
+    assert "at least 70%" in client.statements(coverage=0.7)[0]
+    assert any("predicted with 7" in line for line in client.statements(samples=7))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["outcome", "--client", "nort"], "has no client 'nort', only east, north, south"),
+        (["outcome", "--client", "nort"], "--shared, or train a model for it with pfedbayes personalize"),
+        (["outcome"], "no client is given: add --client with one of east, north, south"),
+        (["nowhere", "--client", "north"], "not a run folder"),
+        (["outcome", "--client", "north", "--error", "2"], "error is 2.0: give a share between 0 and 1"),
+        (["outcome", "--client", "north", "--coverage", "0"], "coverage is 0.0: give a share"),
+        (["outcome", "--client", "north", "--error", "0.1", "--abstain-at", "0.9"], "leave one of them out"),
+        (["cost", "--client", "north", "--error", "0.1"], "this model predicts numbers: leave --error out"),
+        (["outcome", "--client", "north", "-o", "a.xls"], "a name that ends in .csv"),
+        (["outcome", "--client", "north", "-o", "no/a.csv"], "the folder no does not exist"),
+        (["outcome", "--client", "north", "--device", "tpu"], "tpu"),
+        (["new.csv", "--client", "north"], "damaged or of another kind"),
+    ],
+)
+def test_what_is_wrong_is_one_clear_line(command, arguments, words):
+    done = command("predict", *arguments, "--input", "new.csv")
+    assert done.code == 2
+    assert words in done.err.splitlines()[-1]
+    assert not done.out
+
+
+def test_a_bad_row_leaves_no_file(home, command):
+    (home / "bad.csv").write_text("age,sex\n30,m\nold,f\n")
+    done = command("predict", "outcome", "--client", "north", "--input", "bad.csv", "-o", "bad_out.csv")
+    assert done.code == 2
+    assert "bad.csv, line 3: the column 'age' is 'old'" in done.err
+    assert not list(home.glob("*bad_out*"))
+
+
+@pytest.mark.slow
+def test_promises_of_the_command_hold_on_fresh_rows(tmp_path):
+    """20 federations, each with early stopping on the very rows that calibrate; 1,500 fresh rows of every client."""
+    covered, answered, wrong = [], 0, 0
+    for seed in range(20):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        clinics(900, seed=seed).to_csv(folder / "clinics.csv", index=False)
+        train(folder, "outcome", ["patient", "cost"], data__seed=seed, training__rounds=100, training__patience=30)
+        for site in ("north", "south", "east"):
+            fresh = clinics(4500, seed=1000 + seed)
+            out = package.open_client(folder / "outcome", site).predict(fresh[fresh["hospital"] == site])
+            held = [
+                truth in words.split("|") for truth, words in zip(out["outcome"], out["conformal_set"], strict=True)
+            ]
+            covered.append(np.mean(held))
+            answered += int((~out["abstain"]).sum())
+            wrong += int((~out["abstain"] & (out["label"] != out["outcome"])).sum())
+    print(f"coverage {np.mean(covered):.4f}, answered {answered}, wrong {wrong / answered:.4f}")
+    assert abs(np.mean(covered) - 0.9) <= 0.02
+    assert answered > 10_000
+    assert wrong / answered <= 0.05
+
+
+def test_too_few_examples_name_the_error_that_they_could_show(home):
+    client = package.open_client(home / "outcome", "north")
+    (line,) = [line for line in client.statements(error=0.001) if line.startswith("abstention")]
+    size = len(client.of_all.sure)
+    assert f"{size} calibration examples cannot show an error of 0.10%" in line
+    least = float(line.rsplit(" ", 1)[1])
+    assert abstention.smallest_sample(least, 0.05) <= size < abstention.smallest_sample(least - 0.002, 0.05)

@@ -1,0 +1,41 @@
+import numpy as np
+import pytest
+from clinics import clinics
+
+import pfedbayes as package
+from pfedbayes.errors import UserError
+from pfedbayes.methods import METHODS
+from pfedbayes.runs.execute import execute
+from pfedbayes.runs.experiment import read_experiment
+
+
+def test_a_run_has_to_be_finished(tmp_path):
+    clinics(60).to_csv(tmp_path / "clinics.csv", index=False)
+    settings = [f"data.path={tmp_path / 'clinics.csv'}", "data.target=outcome", "data.client_column=hospital"]
+    rounds = execute(
+        read_experiment(None, [*settings, "data.ignore=['patient']", "training.rounds=3"]), tmp_path / "a", [1]
+    )
+    next(rounds)
+    rounds.close()
+    with pytest.raises(UserError, match="is not finished: continue it with pfedbayes run --resume"):
+        package.open_client(tmp_path / "a", "north")
+
+
+def test_what_was_saved_without_data_is_loaded_in_python(tmp_path):
+    from federations import trained
+
+    package.save(trained(METHODS["fedavg"]()), tmp_path / "a")
+    with pytest.raises(UserError, match=r"pfedbayes\.load"):
+        package.open_client(tmp_path / "a", shared=True)
+
+
+def test_images_are_predicted_without_their_data_set(tmp_path):
+    settings = ["data.clients=2", "data.train_per_label=4", "data.test_per_label=2", "data.validation=0.25"]
+    experiment = read_experiment(None, [*settings, "training.rounds=2", "training.local_steps=2", "net.hidden=[8]"])
+    for _ in execute(experiment, tmp_path / "run", [1]):
+        pass
+    images = np.random.default_rng(0).integers(0, 256, (5, 28, 28), dtype=np.uint8)
+    np.savez(tmp_path / "new.npz", x=images, id=np.arange(5))
+    out = package.open_client(tmp_path / "run", "client 1").predict(tmp_path / "new.npz")
+    assert out["id"].tolist() == [0, 1, 2, 3, 4]
+    assert [name for name in out if name.startswith("p_")] == [f"p_{k}" for k in range(10)]
