@@ -4,7 +4,7 @@ import torch
 from safetensors.torch import load_file
 
 from pfedbayes.runs.execute import execute
-from pfedbayes.runs.experiment import load as load_experiment
+from pfedbayes.runs.experiment import read_experiment
 from pfedbayes.serving.certificates import CERTIFICATES, POSTERIORS, certify_run
 
 
@@ -12,7 +12,7 @@ def test_certificates_of_a_run_are_kept_in_its_folder(tmp_path):
     settings = ["data.name=blobs", "data.clients=3", "data.examples=60", "data.certify=0.5", "net.hidden=[6]",
                 "training.batch_size=8", "training.local_steps=2", "training.rounds=2"]  # fmt: skip
     folder = tmp_path / "run"
-    list(execute(load_experiment(None, settings), folder, [1], device="cpu"))
+    list(execute(read_experiment(None, settings), folder, [1], device="cpu"))
     found = certify_run(folder, "cpu", steps=3)
     kept = json.loads((folder / CERTIFICATES).read_text())
     assert kept == [one.as_json() for one in found]
