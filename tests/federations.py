@@ -21,6 +21,7 @@ from pfedbayes.nets import Batch, Model, Net, mlp
 SIZES = (23, 4, 11, 7, 16)  # unequal; the second client has less than a batch
 TEST_SIZES = (9, 5, 8, 13, 4)
 TRAINING = Training(rounds=3, local_steps=4, batch_size=6, participants=3, seed=3)
+FEW = dataclasses.replace(TRAINING, participants=2, train="chosen", rounds=6)
 EXACT = Plan(dtype="float64", threads=1)
 CPU = torch.device("cpu")
 
