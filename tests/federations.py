@@ -1,4 +1,4 @@
-"""A small federation whose data can tell right from wrong, and its training as plain loops over clients."""
+"""A small federation for tests, and its training as plain loops over clients."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from pfedbayes.nets import Batch, Model, Net, mlp
 SIZES = (23, 4, 11, 7, 16)  # unequal; the second client has less than a batch
 TEST_SIZES = (9, 5, 8, 13, 4)
 TRAINING = Training(rounds=3, local_steps=4, batch_size=6, participants=3, seed=3)
+FEW = dataclasses.replace(TRAINING, participants=2, train="chosen", rounds=6)
 EXACT = Plan(dtype="float64", threads=1)
 CPU = torch.device("cpu")
 
@@ -32,7 +33,7 @@ def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Ten
 def make_shards(
     sizes: tuple[int, ...] = SIZES, test_sizes: tuple[int, ...] = TEST_SIZES, features: int = 3, classes: int = 3
 ) -> Shards:
-    """Noisy linear classes on inputs of both signs; the rows of a client lie scattered in the pool."""
+    """Return noisy linear classes; the rows of a client are scattered in the pool."""
     total = sum(sizes) + sum(test_sizes)
     x = randn(total, features, seed=1)
     y = (x @ randn(features, classes, seed=2) + randn(total, classes, seed=3)).argmax(-1)
@@ -50,18 +51,18 @@ def make_shards(
 
 
 def pooled(shards: Shards) -> Shards:
-    """One client that trains on everybody's data."""
+    """Return one client that trains on the data of all clients."""
     others = {name: getattr(shards, name)[:1] for name in ("test", "validation", "names")}
     return dataclasses.replace(shards, train=(torch.cat(shards.train),), **others)
 
 
 def make_model(module: nn.Module | None = None, likelihood: Likelihood | None = None) -> Model:
-    """A tanh net: units never die, so that every weight has a gradient and rounding stays rounding."""
+    """Return a tanh network: its units never die, so every weight has a gradient."""
     return Model(Net(module or mlp([3, 4, 3], "tanh")), likelihood or Classification())
 
 
 def model_for(method: Method) -> Model:
-    """The small model with the outputs that the method asks for."""
+    """Return the small model with the outputs that the method needs."""
     return make_model(mlp([3, 4, method.needs.outputs or 3], "tanh"))._replace(pixels=method.habits.pixels)
 
 
@@ -71,7 +72,7 @@ def federation(method: Method, training: Training = TRAINING, plan: Plan = EXACT
 
 
 def trained(method: Method, rounds: int = TRAINING.rounds, **others: Any) -> Federation:
-    """A federation after so many rounds."""
+    """Return a federation after this many rounds."""
     result = federation(method, **others)
     for _ in result.rounds(rounds):
         pass
@@ -79,7 +80,7 @@ def trained(method: Method, rounds: int = TRAINING.rounds, **others: Any) -> Fed
 
 
 def client_states(federation: Federation) -> dict[int, tuple[Tensor, ...]]:
-    """The leaves of every client's state, by its number, in the order in which the clients were met."""
+    """Return the leaves of every client's state by client number, in the order in which the clients enrolled."""
     tensors = federation.tensors()
     stacked = [tensor for name, tensor in tensors.items() if name.split(".")[0] == "clients"]
     return {client: tuple(leaf[row] for leaf in stacked) for row, client in enumerate(tensors["enrolled"].tolist())}
@@ -93,7 +94,7 @@ def client_shard(shards: Shards, rows: Tensor) -> Shard:
 def client_steps(
     shards: Shards, model: Model, method: Method, training: Training, client: int, round: int, cursor: int
 ) -> list[Step]:
-    """Batches and noise of one client's round from their names alone: real rows, nothing padded."""
+    """Return batches and noise of one client's round, found by name, without padding."""
     rows = shards.train[client]
     batch_size = len(rows) if method.needs.full_batch else min(training.batch_size, len(rows))
     batches = []
@@ -110,7 +111,7 @@ def client_steps(
 
 
 class Alone(NamedTuple):
-    """What `train_alone` ends with; uploads are those of the last round."""
+    """The result of `train_alone`; uploads are those of the last round."""
 
     server: Any
     clients: dict[int, Any]
@@ -129,7 +130,7 @@ def train_alone(
     shards: Shards | None = None,
     model: Model | None = None,
 ) -> Alone:
-    """The whole federation in float64, one client at a time by client_round: no client axis, no padding, no engine."""
+    """Train a federation in float64, one client at a time: no client axis, no padding, no engine."""
     shards, model = shards or make_shards(), model or model_for(method)
     if method.needs.pooled_data:
         shards = pooled(shards)
@@ -141,9 +142,9 @@ def train_alone(
     cursors = [0] * num_clients
     for round in range(1, rounds + 1):
         chosen = choose(training.seed, round, num_clients, min(training.participants or num_clients, num_clients))
-        everybody = (training.train or method.habits.trains) == "all"
+        all_train = (training.train or method.habits.trains) == "all"
         uploads = {}
-        for i in range(num_clients) if everybody else chosen.tolist():
+        for i in range(num_clients) if all_train else chosen.tolist():
             received = pick(method.download(server, torch.tensor([i])), 0)
             shard = client_shard(shards, shards.train[i])
             steps = client_steps(shards, model, method, training, i, round, cursors[i])
@@ -172,7 +173,7 @@ def _pad(batch: Batch, width: int, filler: float) -> Batch:
 
 
 def stacked_inputs(method: Method, filler: float = 0.0, shards: Shards | None = None) -> Inputs:
-    """The first round of all clients, small batches filled up with rows of `filler`."""
+    """Return the first round of all clients, with small batches padded by rows of `filler`."""
     shards, model, clients = shards or make_shards(), model_for(method), range(len(SIZES))
     received = method.download(first_server(method, model, TRAINING.seed), torch.arange(len(SIZES)))
     client = stack([method.enrol(pick(received, i)) for i in clients])
@@ -187,7 +188,7 @@ def stacked_inputs(method: Method, filler: float = 0.0, shards: Shards | None = 
 
 
 def one_of(inputs: Inputs, i: int) -> Inputs:
-    """The arguments for one client alone, padding included."""
+    """Return the arguments for one client alone, including padding."""
     steps = [(pick(batches, i), noise[i]) for batches, noise in inputs.steps]
     return Inputs(pick(inputs.client, i), pick(inputs.received, i), pick(inputs.shard, i), steps)
 
@@ -197,12 +198,12 @@ def copy(tree: Any) -> Any:
 
 
 def same_bits(left: Any, right: Any) -> bool:
-    """Whether two trees are equal to the last bit."""
+    """Return whether two trees are equal to the last bit."""
     return all(torch.equal(a, b) for a, b in zip(leaves(left), leaves(right), strict=True))
 
 
 def difference(left: Any, right: Any) -> float:
-    """The largest deviation between two trees, relative to the largest entry of each leaf; NaN if there is any."""
+    """Return the largest deviation (or NaN) between two trees, relative to the largest entry of each leaf."""
     gaps = [torch.zeros((), dtype=torch.float64)]
     for a, b in zip(leaves(left), leaves(right), strict=True):
         assert a.shape == b.shape

@@ -180,7 +180,7 @@ def test_a_node_without_test_data_takes_part_unscored(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "line"),
     [
-        ({"training__patience": 3}, "no early stopping: leave training.patience out"),
+        ({"training__patience": 3}, "no early stopping on Flower: leave training.patience out"),
         ({"training__flip": True}, "training.flip and .shift are for images"),
     ],
 )

@@ -72,7 +72,7 @@ class Roster:
         if not self.present():
             reasons = "; ".join(reason for reason, _ in self._strangers.values()) or "none is connected"
             raise UserError(
-                f"no node connected within {self._config.wait:g} s ({reasons}): start the SuperNodes, then the app"
+                f"no node connected within {self._config.wait:g} s ({reasons}): start the SuperNodes and app again"
             )
 
     def _meet(self) -> None:

@@ -1,0 +1,133 @@
+"""Mini-batches and augmented images are found by name."""
+
+import dataclasses
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from execution_plans import COMPILED, ON_GPU, PHILOX, agree, needs_compiler, needs_gpu
+from federations import (
+    EXACT,
+    TRAINING,
+    difference,
+    federation,
+    make_model,
+    make_shards,
+    randn,
+    same_bits,
+    trained,
+)
+from pfedbayes.engine.backend.batches import lay_out
+from pfedbayes.engine.backend.local_training import LocalTraining, Views
+from pfedbayes.engine.participation import choose
+from pfedbayes.errors import UserError
+from pfedbayes.methods import METHODS, FedAvg, PFedBayes
+from pfedbayes.nets import mlp
+
+
+class TestPhilox:
+    def test_a_clients_noise_does_not_depend_on_how_clients_are_trained(self):
+        by_loop = trained(PFedBayes(), plan=dataclasses.replace(PHILOX, over="loop"))
+        assert agree(trained(PFedBayes(), plan=PHILOX), by_loop)
+
+    def test_it_is_other_noise_than_torchs(self):
+        assert difference(trained(PFedBayes(), 1, plan=PHILOX).servers, trained(PFedBayes(), 1).servers) > 1e-4
+
+    def test_methods_without_noise_do_not_care(self):
+        assert agree(trained(FedAvg(), plan=PHILOX), trained(FedAvg()))
+
+
+def batches(ours):
+    """The mini-batches of round 1, from where the clients have read to."""
+    return lay_out(ours.setup, 1, choose(ours.setup, 1), ours.state.cursors)
+
+
+class TestViews:
+    FLIPPED = dataclasses.replace(TRAINING, flip=True)
+    MOVED = dataclasses.replace(TRAINING, flip=True, shift=1)
+
+    def federation_of_images(self, method, symmetric=False, **others):
+        """Clients whose examples are images of 3 x 4 pixels, each its own mirror image if asked for."""
+        shards = make_shards(features=12)
+        x = shards.x.view(-1, 1, 3, 4)
+        shards = dataclasses.replace(shards, x=(x + x.flip(-1)) / 2 if symmetric else x)
+        model = make_model(mlp([12, 4, 3], "tanh"))
+        return trained(method, shards=shards, model=model, **{"training": self.FLIPPED} | others)
+
+    def test_the_odd_view_of_two_is_the_mirror_image(self):
+        x, y = randn(5, 2, 3, 4), torch.arange(5)
+        local = LocalTraining(FedAvg(), make_model(), x, y, EXACT, Views(flip=True))
+        batch = local._gather(x, y, torch.tensor([[6, 7, 1]]), torch.ones(1, 3))
+        assert batch.x[0].equal(torch.stack([x[3], x[3].flip(-1), x[0].flip(-1)]))
+        assert batch.y.tolist() == [[3, 3, 0]]
+
+    @pytest.mark.parametrize("flip", [False, True])
+    def test_every_view_is_an_image_moved_over_a_canvas_that_repeats_its_edge(self, flip):
+        x = randn(2, 2, 4, 5)
+        views = Views(flip, shift=2)
+        seen, rows = views.apply(x, torch.arange(2 * views.count))
+        assert rows.tolist() == [0] * views.count + [1] * views.count
+        canvas = functional.pad(x, (2, 2, 2, 2), mode="replicate")
+        moved = [canvas[:, :, up : up + 4, left : left + 5] for up in range(5) for left in range(5)]
+        expected = torch.stack([side for one in moved for side in ([one, one.flip(-1)] if flip else [one])], 1)
+        assert len({image.numpy().tobytes() for image in seen}) == len(seen)
+        assert {image.numpy().tobytes() for image in seen} == {
+            image.numpy().tobytes() for image in expected.flatten(0, 1)
+        }
+        assert seen[rows == 0].flatten(1).unique(dim=0).equal(expected[0].flatten(1).unique(dim=0))
+
+    def test_half_of_the_images_are_mirrored_and_every_draw_has_its_name(self):
+        one = self.federation_of_images(FedAvg(), seeds=(1, 2))
+        rows = batches(one).rows
+        assert 0.35 < (rows % 2).mean() < 0.65
+        plain = self.federation_of_images(FedAvg(), seeds=(1, 2), training=TRAINING)
+        assert (rows // 2 == batches(plain).rows).all()
+        alone = batches(self.federation_of_images(FedAvg(), seeds=(2,)))
+        assert (alone.rows == rows[:, :, rows.shape[2] // 2 :]).all()  # the second seed's half
+        steps = (rows % 2).reshape(len(rows), -1)
+        assert len({step.tobytes() for step in steps}) == len(steps)
+
+    def test_all_views_come_about_equally_often(self):
+        rows = batches(self.federation_of_images(FedAvg(), seeds=tuple(range(40)), training=self.MOVED)).rows
+        counts = np.bincount((rows % 18).ravel(), minlength=18) / rows.size
+        assert abs(counts - 1 / 18).max() < 5 * (1 / 18 / rows.size) ** 0.5
+
+    @pytest.mark.parametrize("method", [PFedBayes(), FedAvg(), METHODS["perfedavg"]()])
+    @pytest.mark.parametrize("training", [FLIPPED, MOVED])
+    def test_results_do_not_depend_on_how_clients_are_trained(self, method, training):
+        run = partial(self.federation_of_images, method, training=training)
+        together = run()
+        assert agree(together, run(plan=dataclasses.replace(EXACT, over="loop")))
+        assert agree(together, run(plan=dataclasses.replace(EXACT, chunk=2)))
+        assert difference(together.servers, self.federation_of_images(method, training=TRAINING).servers) > 1e-4
+
+    @needs_compiler
+    def test_results_are_those_without_a_compiler(self):
+        run = partial(self.federation_of_images, PFedBayes(), training=self.MOVED)
+        assert agree(run(), run(plan=COMPILED))
+
+    def test_images_that_are_their_own_mirror_images_train_as_without(self):
+        with_flips, without = (
+            self.federation_of_images(PFedBayes(), symmetric=True, training=training)
+            for training in (self.FLIPPED, TRAINING)
+        )
+        assert same_bits(with_flips.servers, without.servers)
+
+    def test_what_is_no_image_is_refused(self):
+        with pytest.raises(UserError, match=r"training\.flip and \.shift are for images"):
+            federation(FedAvg(), training=self.MOVED)
+
+    def test_images_do_not_leave_the_picture(self):
+        self.federation_of_images(FedAvg(), training=dataclasses.replace(self.MOVED, shift=2))
+        with pytest.raises(UserError, match=r"training\.shift=3 moves images of 3 x 4 pixels out of sight"):
+            self.federation_of_images(FedAvg(), training=dataclasses.replace(self.MOVED, shift=3))
+
+    @needs_gpu
+    @pytest.mark.parametrize("compiled", [False, True])
+    def test_a_gpu_replays_them(self, compiled):
+        plan = dataclasses.replace(ON_GPU, graph=True, compile=compiled)
+        run = partial(self.federation_of_images, PFedBayes(), training=self.MOVED)
+        assert agree(run(plan=plan), run(plan=PHILOX))

@@ -1,0 +1,86 @@
+"""States come back from every population, to the last bit."""
+
+import pytest
+import torch
+from population_states import SIZE, fresh, in_file, in_memory, on_host, states
+
+from federations import same_bits
+from pfedbayes.engine.population import HOST, DevicePopulation, FilePopulation
+from pfedbayes.errors import UserError
+
+
+@pytest.fixture(params=[in_memory, on_host, in_file], ids=["memory", "host", "file"])
+def population(request):
+    return request.param()
+
+
+def test_newcomers_are_fresh_and_others_come_back_in_any_order(population):
+    population.put([4, 1], states([40, 10]))
+    population.put([7, 4], states([70, 41]))
+    assert population.enrolled == [4, 1, 7]
+    assert same_bits(population.get([7, 2, 1, 4], fresh), states([70, -2, 10, 41]))
+    assert same_bits(population.get([5, 6], fresh), states([-5, -6]))
+    assert same_bits(population.get([1, 7], fresh), states([10, 70]))
+    assert population.enrolled == [4, 1, 7]  # asking enrols nobody
+
+
+def test_whoever_is_named_twice_is_one_client(population):
+    population.put([5, 5], states([50, 50]))
+    population.put([6], states([60]))
+    assert same_bits(population.get([6, 5, 8, 6], fresh), states([60, 50, -8, 60]))
+    assert population.enrolled == [5, 6]
+
+
+def test_what_was_asked_for_does_not_change_when_others_are_put(population):
+    population.put([3, 5], states([30, 50]))
+    got = population.get([3, 5], fresh)
+    population.put([5], states([51]))
+    assert same_bits(got, states([30, 50]))
+
+
+def test_clients_without_a_state_are_met_too():
+    for population in (in_memory(), on_host(()), FilePopulation((), HOST)):
+        population.put([3, 1], ())
+        assert population.get([1, 2], lambda _: ()) == ()
+        assert (population.enrolled, population.tensors()) == ([3, 1], {})
+
+
+def test_nothing_is_copied_when_all_train_where_they_rest():
+    population, all_of_them = in_memory(), states(list(range(SIZE)))
+    population.put(range(SIZE), all_of_them)
+    assert population.get(range(SIZE), fresh).q.data_ptr() == all_of_them.q.data_ptr()
+
+
+@pytest.mark.parametrize(
+    "make", [lambda _: in_memory(), on_host, lambda row: FilePopulation(row, HOST)], ids=["memory", "host", "file"]
+)
+def test_bfloat16_comes_back(make):
+    values = torch.randn(4, 3).bfloat16()
+    population = make(values[0])
+    population.put([5, 2, 8, 3], values)
+    population.put([2], values[:1])
+    assert torch.equal(population.get([3, 5, 2], fresh), values[[3, 0, 0]])
+    assert torch.equal(population.tensors()["clients"], values[[0, 0, 2, 3]])
+
+
+def test_states_of_all_that_lie_otherwise_in_memory():
+    values = torch.randn(3, SIZE).t()
+    expected = values.clone()
+    expected[[7, 2]] = 0
+    for population in (in_memory(), on_host(torch.zeros(3))):
+        population.put(range(SIZE), values.clone(memory_format=torch.preserve_format))
+        population.put([7, 2], torch.zeros(2, 3))
+        assert torch.equal(population.get([2, 7, 1], fresh), expected[[2, 7, 1]])
+
+
+def test_states_are_put_where_they_rest_wherever_they_come_from():
+    """A device without memory stands for a GPU."""
+    population = DevicePopulation(SIZE, torch.device("meta"))
+    population.put([0, 3], states([10, 30]))
+    assert population.enrolled == [0, 3]
+
+
+def test_memory_that_is_not_there_is_one_clear_line():
+    population = DevicePopulation(2**50, HOST)
+    with pytest.raises(UserError, match=r"execution\.resting=file"):
+        population.put([1], states([10]))

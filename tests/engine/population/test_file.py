@@ -1,0 +1,187 @@
+"""Populations in a file: full disks, kills, foreign files."""
+
+import concurrent.futures
+import errno
+import multiprocessing
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from population_states import SIZE, Kept, fresh, in_file, state, states
+
+from federations import same_bits
+from pfedbayes.engine.population import HOST, FilePopulation
+from pfedbayes.engine.population import file as file_module
+from pfedbayes.errors import UserError
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_file_remembers_what_a_dict_would_through_checkpoints_and_kills(tmp_path, seed):
+    """Puts, checkpoints, checkpoints that were not finished, and kills in any order."""
+    draw, path = random.Random(seed), tmp_path / "clients.bin"
+    population, now = in_file(path), {}
+    saved, checkpoint, changed, most = {}, population.checkpoint(path), set(), 0
+    for number in range(120):
+        if draw.random() < 0.6:
+            clients = draw.sample(range(SIZE), draw.randint(1, 4))
+            population.put(clients, states([100 * number + client for client in clients]))
+            now.update({client: 100 * number + client for client in clients})
+            changed.update(clients)
+            most = max(most, len(now) + len(changed & saved.keys()))
+            # Four more than are in use: a round's states are written before the rows they leave are free.
+            assert population.rows <= most + 4
+        elif (action := draw.random()) < 0.4:
+            checkpoint, saved, changed = population.checkpoint(path), dict(now), set()
+            population.saved()
+        elif action < 0.6:
+            population.checkpoint(path)  # and killed before it was written
+        else:
+            population.close()
+            population, now, changed = in_file(path), dict(saved), set()
+            population.restore(list(saved), checkpoint, path)
+        assert population.enrolled == list(now)
+        if now:
+            assert same_bits(population.get(list(now), fresh), states(list(now.values())))
+    assert path.stat().st_size <= population.rows * sum(leaf.nbytes for leaf in state(0))
+
+
+def test_a_put_that_fails_half_way_keeps_nothing_of_it(tmp_path, monkeypatch):
+    population = in_file(tmp_path / "clients.bin")
+    population.put([1, 2, 3], states([10, 20, 30]))
+    write, calls = os.pwritev, []
+
+    def full_after_two_rows(*arguments):
+        calls.append(arguments)
+        if len(calls) > 6:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(*arguments)
+
+    monkeypatch.setattr(os, "pwritev", full_after_two_rows)
+    with pytest.raises(UserError, match=r"clients.bin \(No space left on device\).*--resume"):
+        population.put([3, 2, 1], states([31, 21, 11]))
+    assert len(calls) >= 7  # rows are written several at a time
+    assert same_bits(population.get([1, 2, 3], fresh), states([10, 20, 30]))
+    monkeypatch.setattr(os, "pwritev", write)
+    population.put([2], states([22]))
+    assert same_bits(population.get([1, 2, 3], fresh), states([10, 22, 30]))
+
+
+def test_an_interrupt_leaves_nobody_writing(monkeypatch):
+    population, write, written = in_file(), os.pwritev, []
+
+    def slow(*arguments):
+        time.sleep(0.02)
+        written.append(arguments)
+        return write(*arguments)
+
+    def interrupted(tasks):
+        monkeypatch.setattr("pfedbayes.engine.population.file.wait", concurrent.futures.wait)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "pwritev", slow)
+    monkeypatch.setattr("pfedbayes.engine.population.file.wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        population.put(list(range(SIZE)), states(list(range(SIZE))))
+    before = len(written)
+    time.sleep(0.2)
+    assert len(written) == before < 3 * SIZE
+    assert population.enrolled == []
+
+
+def test_a_forked_process_has_threads_of_its_own():
+    population = in_file()
+    population.put([1], states([1]))
+    child = multiprocessing.get_context("fork").Process(target=population.put, args=([2], states([2])))
+    child.start()
+    child.join(timeout=30)
+    assert child.exitcode == 0
+
+
+def test_reads_and_writes_that_do_less_than_asked_are_gone_on_with(monkeypatch):
+    read, write = os.preadv, os.pwritev
+    monkeypatch.setattr(os, "preadv", lambda file, parts, offset: read(file, [parts[0][:5]], offset))
+    monkeypatch.setattr(os, "pwritev", lambda file, parts, offset: write(file, [parts[0][:3]], offset))
+    population = in_file()
+    population.put([1, 2], states([10, 20]))
+    assert same_bits(population.get([2, 1], fresh), states([20, 10]))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+def test_a_full_disk_is_one_clear_line():
+    with pytest.raises(UserError, match="No space left on device"):
+        in_file(Path("/dev/full")).put([1], states([10]))
+
+
+def test_an_unwritable_folder_is_one_clear_line(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write"):
+        in_file(tmp_path / "file" / "clients.bin").put([1], states([10]))
+    monkeypatch.setattr(file_module.tempfile, "TemporaryFile", lambda: (tmp_path / "file" / "x").open("wb"))
+    with pytest.raises(UserError, match="TMPDIR"):
+        in_file().put([1], states([10]))
+
+
+class TestForeignFiles:
+    @pytest.fixture
+    def path(self, tmp_path):
+        return tmp_path / "clients.bin"
+
+    @pytest.fixture
+    def checkpoint(self, path):
+        population = in_file(path)
+        population.put([1, 2], states([10, 20]))
+        checkpoint = population.checkpoint(path)
+        population.close()
+        return checkpoint
+
+    def refused(self, path, checkpoint, own, match="does not belong"):
+        population = in_file(path if own else None)
+        with pytest.raises(UserError, match=match):
+            population.restore([1, 2], checkpoint, path)
+        assert population.enrolled == []
+
+    @pytest.mark.parametrize("own", [True, False])
+    def test_another_files_rows_are_refused(self, path, checkpoint, own):
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        self.refused(path, checkpoint, own)
+        path.write_bytes(content[:-1])
+        self.refused(path, checkpoint, own)
+        path.write_bytes(content)
+        in_file(path if own else None).restore([1, 2], checkpoint, path)
+
+    def test_rows_of_another_width_are_refused(self, path, checkpoint):
+        population = FilePopulation(Kept(torch.zeros(2, 1), torch.tensor(0), torch.tensor([True])), HOST, path)
+        with pytest.raises(UserError, match="does not belong"):
+            population.restore([1, 2], checkpoint, path)
+
+    def test_a_missing_file_is_named(self, path, checkpoint):
+        path.unlink()
+        self.refused(path, checkpoint, own=False, match=r"cannot read .*clients.bin \(No such file")
+        self.refused(path, checkpoint, own=True)
+
+    def test_one_writes_or_several_read(self, path, checkpoint):
+        first, second = in_file(), in_file()
+        first.restore([1, 2], checkpoint, path)
+        second.restore([1, 2], checkpoint, path)
+        self.refused(path, checkpoint, own=True, match="in use")
+        first.close()
+        second.close()
+        writer = in_file(path)
+        writer.restore([1, 2], checkpoint, path)
+        self.refused(path, checkpoint, own=False, match="in use")
+
+    def test_a_reader_trains_on_without_a_change_to_the_file(self, path, checkpoint):
+        content, reader = path.read_bytes(), in_file()
+        reader.restore([1, 2], checkpoint, path)
+        reader.put([2, 3], states([21, 30]))
+        reader.put([2], states([22]))
+        assert same_bits(reader.get([1, 2, 3], fresh), states([10, 22, 30]))
+        assert path.read_bytes() == content
+        copy = reader.checkpoint(path)  # takes the place of the file it reads from
+        again = in_file()
+        again.restore(reader.enrolled, copy, path)
+        assert same_bits(again.get([1, 2, 3], fresh), states([10, 22, 30]))
