@@ -46,7 +46,7 @@ class Net:
         self.num_params = sum(self._sizes)
         self.head_size = _last_layer_size(module)
         self._contiguous = False
-        self._wrapped: Function | None = None
+        self._instead: Function | None = None
         self.convolutional = any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
 
     def module(self, theta: Tensor) -> nn.Module:
@@ -58,8 +58,8 @@ class Net:
 
     def __call__(self, theta: Tensor, x: Tensor) -> Tensor:
         """Return the outputs (n, ...) of the network with parameters theta (T,) at inputs x (n, ...)."""
-        if self._wrapped:
-            return self._wrapped(theta, x)
+        if self._instead:
+            return self._instead(theta, x)
         if self._contiguous:
             theta = _InMemory.apply(theta)  # type: ignore[no-untyped-call]
         return self.apply(self._parts(theta), x)
@@ -108,7 +108,7 @@ class Net:
     def through(self, wrap: Callable[[Function], Function]) -> Net:
         """Return the same function, computed by `wrap(self)`."""
         other = copy.copy(self)
-        other._wrapped = wrap(self)
+        other._instead = wrap(self)
         return other
 
     def join(self, body: Tensor, head: Tensor) -> Tensor:
