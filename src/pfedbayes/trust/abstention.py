@@ -53,9 +53,7 @@ class Abstention:
                 f"{self.size} calibration examples cannot show an error of {self.target:.2%} with {sure} (at least "
                 f"{needed} are needed), so it abstains from everything"
             )
-        return (
-            f"no threshold was shown to keep the error at {self.target:.2%} with {sure}, so it abstains from everything"
-        )
+        return f"no threshold keeps the error at {self.target:.2%} with {sure}, so it abstains from everything"
 
 
 def calibrate(
