@@ -257,12 +257,12 @@ class TestEvaluationOfSome:
         experiment = read_experiment(None, [*MANY, "evaluation.clients=7"])
         *_, last = execute(experiment, tmp_path / "run", [1, 2])
         info = runs.read_info(tmp_path / "run")
-        assert info["num_clients"] == 40
-        assert len(info["clients"]) == len(info["train_sizes"]) == len(info["test_sizes"]) == len(info["labels"]) == 7
-        assert [len(values) for values in last.record["personal"]["mc10"]["nll"]] == [7, 7]
+        assert info.num_clients == 40
+        assert len(info.clients) == len(info.train_sizes) == len(info.test_sizes) == len(info.labels) == 7
+        assert [len(values) for values in last.record.personal["mc10"]["nll"]] == [7, 7]
         everyone = pfedbayes.load(tmp_path / "run").evaluate()["personal"]["mc10"]["nll"][0]
-        numbers = [int(name.split()[1]) for name in info["clients"]]
-        assert last.record["personal"]["mc10"]["nll"][0] == [everyone[i] for i in numbers]
+        numbers = [int(name.split()[1]) for name in info.clients]
+        assert last.record.personal["mc10"]["nll"][0] == [everyone[i] for i in numbers]
 
 
 def test_the_estimate_counts_the_chosen_in_memory_and_the_rest_in_the_file():

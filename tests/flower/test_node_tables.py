@@ -110,7 +110,7 @@ def test_the_documented_way_equals_the_engine_on_all_tables(tmp_path, monkeypatc
 def test_a_missing_table_is_one_line(tmp_path):
     from pfedbayes.data import summarise_client
 
-    with pytest.raises(UserError, match=r"nowhere.csv is no file: let data.path name"):
+    with pytest.raises(UserError, match=r"nowhere\.csv is not a file: set data\.path to"):
         summarise_client(DataConfig(name="files", path=str(tmp_path / "nowhere.csv"), target="y"), 0, "A")
 
 

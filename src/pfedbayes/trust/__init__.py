@@ -1,1 +1,1 @@
-"""How far predictions can be trusted: calibration, prediction sets, abstention, certificates."""
+"""Trust in predictions: calibration, prediction sets, abstention, out-of-distribution inputs, certificates."""

@@ -1,4 +1,4 @@
-"""When to say nothing: a threshold on confidence such that the answers given are wrong at most so often."""
+"""Abstention: a threshold on the confidence that bounds the error rate among the answers."""
 
 from __future__ import annotations
 
@@ -10,33 +10,37 @@ from torch import Tensor
 
 from pfedbayes.maths.intervals import at_most
 
-STEPS = 10  # the shares of examples answered that are considered: more of them would each have to be surer
+STEPS = 10  # candidate thresholds; with more of them, each would need more evidence
 
 
 @dataclass(frozen=True)
 class Abstention:
-    """Answer where the score exceeds the threshold; else abstain.
+    """Answer if the score exceeds the threshold; otherwise abstain.
 
-    With probability at least 1 - delta over the `size` calibration examples, the error rate among new examples that are
-    answered is at most `target`. An infinite threshold abstains on everything: nothing better could be promised.
-    answered, wrong: how many calibration examples the threshold answers, and how many of them wrongly. whose: "client"
-    or "federation" is whose examples these were, and to whom the promise is made.
+    With probability at least 1 - delta over the calibration examples, the error rate among new examples that are
+    answered is at most `target`. An infinite threshold abstains from everything, because the examples show no more.
     """
 
     threshold: float
     target: float
+    """Largest error rate among the answers."""
     delta: float
+    """Probability with which the guarantee may fail."""
     size: int
+    """Number of calibration examples."""
     answered: int
+    """Calibration examples that the threshold answers."""
     wrong: int
+    """Wrong answers among them."""
     whose: Literal["client", "federation"] = "client"
+    """Whose examples calibrate it, and to whom the guarantee applies."""
 
     def answers(self, score: Tensor) -> Tensor:
-        """Which examples are answered, from scores as those calibrated with."""
+        """Return which examples are answered, from scores of the same kind as in the calibration."""
         return score > self.threshold
 
     def statement(self) -> str:
-        """What is guaranteed, in words."""
+        """Return the guarantee as a sentence."""
         sure = f"{1 - self.delta:.0%} confidence"
         if self.answered:
             share = f"{self.answered / self.size:.0%} of {self.size} calibration examples are answered"
@@ -47,9 +51,9 @@ class Abstention:
         if self.size < needed:
             return (
                 f"{self.size} calibration examples cannot show an error of {self.target:.2%} with {sure} (at least "
-                f"{needed} are needed), so it abstains on everything"
+                f"{needed} are needed), so it abstains from everything"
             )
-        return f"no threshold was seen to keep the error at {self.target:.2%} with {sure}, so it abstains on everything"
+        return f"no threshold keeps the error at {self.target:.2%} with {sure}, so it abstains from everything"
 
 
 def calibrate(
@@ -59,12 +63,14 @@ def calibrate(
     delta: float = 0.05,
     whose: Literal["client", "federation"] = "client",
 ) -> Abstention:
-    """The threshold that answers most, among those which are shown to keep the error rate.
+    """Return the threshold that answers most examples among those shown to keep the error rate.
 
-    score (n,): larger is surer; wrong (n,): whether the prediction is wrong; both on data not trained on. Candidates
-    answer the best 1/10, 2/10, ... of the examples. Those above the (k+1)-th score are independent draws from all that
-    exceed it, so a candidate's errors are binomial with its error rate, and P(so few | rate = target) is a p-value. The
-    candidates that are large enough to pass at all share delta.
+    score (n,): confidence, larger is more confident. wrong (n,): whether the prediction is wrong. Both come from data
+    that the model was not trained on.
+
+    Candidates answer the most confident 1/10, 2/10, ... of the examples. The examples above the (k+1)-th score are
+    independent draws from all that exceed it. The errors of a candidate are therefore binomial with its error rate, and
+    P(at most this many errors | rate = target) is a p-value. The candidates that are large enough to pass share delta.
     """
     if not 0 < target < 1:
         raise ValueError(f"target must be between 0 and 1, got {target}")
@@ -84,5 +90,5 @@ def calibrate(
 
 
 def smallest_sample(target: float, delta: float) -> int:
-    """How many right answers without a wrong one show that the error rate is at most `target`."""
+    """Return how many right answers, without a wrong one, show that the error rate is at most `target`."""
     return math.ceil(math.log(delta) / math.log1p(-target) - 1e-9)

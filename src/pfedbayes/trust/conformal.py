@@ -1,8 +1,9 @@
-"""Split-conformal prediction: sets of labels, or intervals, that hold the truth with a chosen probability.
+"""Split-conformal prediction: sets of labels, or intervals, that contain the truth with a chosen probability.
 
-A score says how odd a target looks to a model. Its (1 - alpha) quantile over n calibration examples that the model was
-not trained on, taken a little higher, is exceeded by a new example with probability at most alpha, whatever the model
-and the data are, as long as the new example and the calibration examples are exchangeable (Vovk et al. 2005).
+A nonconformity score measures how unusual a target looks to a model. The threshold is slightly above the (1 - alpha)
+quantile of the scores of n calibration examples that the model was not trained on. A new example exceeds it with
+probability at most alpha, for any model and any data, if the new example and the calibration examples are exchangeable
+(Vovk et al. 2005).
 """
 
 from __future__ import annotations
@@ -21,23 +22,27 @@ from pfedbayes.maths.metrics import Gaussians
 
 @dataclass(frozen=True)
 class Calibration:
-    """A threshold on a score, from `size` examples; "client" or "federation" is whose examples these were.
+    """A calibrated threshold on the score.
 
-    Where size < 1/alpha - 1 no finite threshold can promise 1 - alpha: it is infinite, and a set holds everything.
+    If size < 1/alpha - 1, no finite threshold guarantees coverage 1 - alpha. The threshold is then infinite, and every
+    set contains all labels.
     """
 
     threshold: float
     alpha: float
+    """Probability with which a set may miss the truth."""
     size: int
+    """Number of calibration examples."""
     whose: Literal["client", "federation"] = "client"
+    """Whose examples calibrate it, and to whom the guarantee applies."""
 
     @property
     def is_trivial(self) -> bool:
-        """Whether there were too few examples, so that every set is the full one."""
+        """Whether there are too few examples, so that every set contains all labels."""
         return math.isinf(self.threshold)
 
     def coverage_with(self, confidence: float = 0.95) -> float:
-        """What this very calibration covers at least, with this confidence over the draw of its examples.
+        """Return a lower bound on the coverage of this calibration, with this confidence over its examples.
 
         For scores without ties the coverage has the distribution Beta(k, size + 1 - k) of the k-th smallest of `size`
         uniform numbers; its quantile is found through the binomial: P(Beta <= c) = P(Binomial(size, c) >= k).
@@ -53,28 +58,28 @@ class Calibration:
         return low
 
     def statement(self) -> str:
-        """What is guaranteed, in words."""
+        """Return the guarantee as a sentence."""
         wanted = f"{1 - self.alpha:.0%}"
         if self.is_trivial:
             needed = math.ceil(1 / self.alpha - 1 - 1e-9)
             return (
                 f"{self.size} calibration examples are too few for {wanted}: at least {needed} are needed, "
-                "so every set holds everything"
+                "so every set contains all labels"
             )
         of = "of this client" if self.whose == "client" else "of all clients together, not of each of them"
         return (
-            f"sets hold the truth for at least {wanted} of new examples {of}, on average over calibration sets of "
-            f"{self.size}; this very one makes them cover at least {self.coverage_with():.1%} with 95% confidence"
+            f"sets contain the truth for at least {wanted} of new examples {of}, on average over calibration sets of "
+            f"{self.size}; with this calibration set they cover at least {self.coverage_with():.1%} with 95% confidence"
         )
 
 
 def rank(size: int, alpha: float) -> int:
-    """Which of the sorted scores is the threshold: ceil((size + 1)(1 - alpha)); size + 1 if none is high enough."""
+    """Return the rank of the threshold among the sorted scores: ceil((size + 1)(1 - alpha)), at most size + 1."""
     return min(size + 1, math.ceil((size + 1) * (1 - alpha) - 1e-9))
 
 
 def calibrate(scores: Tensor, alpha: float = 0.1, whose: Literal["client", "federation"] = "client") -> Calibration:
-    """The threshold from calibration scores (n,)."""
+    """Return the threshold from calibration scores (n,)."""
     if not 0 < alpha < 1:
         raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
     k = rank(len(scores), alpha)
@@ -83,19 +88,22 @@ def calibrate(scores: Tensor, alpha: float = 0.1, whose: Literal["client", "fede
 
 
 def calibrate_clients(scores: Sequence[Tensor], alpha: float = 0.1) -> list[Calibration]:
-    """A threshold for every client: from its own scores where they are enough (Mondrian), so that the promise is made
-    to each client, else from the scores of all, so that it is made to the federation as a whole."""
+    """Return a threshold for every client.
+
+    It comes from the client's own scores if there are enough (Mondrian), with a guarantee for this client. Otherwise it
+    comes from the scores of all clients, with a guarantee for the federation as a whole.
+    """
     of_all = calibrate(torch.cat(list(scores)), alpha, "federation")
     own = [calibrate(each, alpha) for each in scores]
     return [of_all if each.is_trivial else each for each in own]
 
 
 def label_scores(log_probs: Tensor, u: Tensor | None = None) -> Tensor:
-    """How odd each label looks, (..., C), for log-probabilities (..., C).
+    """Return the nonconformity score of each label, (..., C), for log-probabilities (..., C).
 
-    Without u LAC (Sadinle et al. 2019): 1 - p(label), which gives the smallest sets on average. With uniform numbers u
-    (...,) APS (Romano et al. 2020): the probability of all more probable labels and a random part u of its own, whose
-    sets grow with the doubt about an example.
+    Without u: LAC (Sadinle et al. 2019), 1 - p(label), which gives the smallest sets on average. With uniform numbers u
+    (...,): APS (Romano et al. 2020), the probability of all more probable labels plus the share u of the label's own.
+    Its sets grow with the uncertainty about an example.
     """
     probs = log_probs.exp()
     if u is None:
@@ -106,21 +114,21 @@ def label_scores(log_probs: Tensor, u: Tensor | None = None) -> Tensor:
 
 
 def true_scores(label_scores: Tensor, y: Tensor) -> Tensor:
-    """The scores of the true labels: (..., n) from (..., n, C)."""
+    """Return the scores of the true labels, (..., n) from (..., n, C)."""
     return label_scores.gather(-1, y[..., None]).squeeze(-1)
 
 
 def label_sets(label_scores: Tensor, calibration: Calibration) -> Tensor:
-    """Which labels are in the set, (..., C) booleans."""
+    """Return which labels are in the set, (..., C) booleans."""
     return label_scores <= calibration.threshold
 
 
 def residuals(predicted: Gaussians, y: Tensor) -> Tensor:
-    """Scores of a regression (..., n): the largest of |y - mean| / deviation over the d target dimensions."""
+    """Return the scores of a regression (..., n): the largest |y - mean| / deviation over the d target dimensions."""
     return ((y - predicted.mean).abs() / predicted.deviation).amax(-1)
 
 
 def interval(predicted: Gaussians, calibration: Calibration) -> tuple[Tensor, Tensor]:
-    """Lower and upper ends (..., n, d): mean -+ threshold * deviation, for all d dimensions together."""
+    """Return lower and upper ends (..., n, d): mean -+ threshold * deviation, valid for all d dimensions at once."""
     half = calibration.threshold * predicted.deviation
     return predicted.mean - half, predicted.mean + half

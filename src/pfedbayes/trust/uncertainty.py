@@ -1,7 +1,7 @@
-"""How honest the models of a federation are about what they do not know.
+"""Assess the uncertainty of the models of a federation: calibration and out-of-distribution detection.
 
-On its own test data a client's model should be as sure as it is right. On inputs unlike anything it was trained on it
-should be less sure than on those.
+On its own test data a client's model should be as confident as it is accurate. On inputs unlike its training data it
+should be less confident.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from pfedbayes.maths.metrics import (
 from pfedbayes.trust import abstention, conformal
 
 OTHER_SET = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}
-MOST_STRANGE = 1000  # strange examples of a kind per client: enough for an AUROC to a percent
+MAX_STRANGE = 1000  # out-of-distribution examples per kind and client: enough for an AUROC to a percent
 NOISE = 0.5  # standard deviation of the noise, as a share of the range of a pixel or of a feature's own deviation
-ALPHA, TARGET = 0.1, 0.01  # of the conformal sets, and of abstention
+ALPHA, TARGET = 0.1, 0.01  # miscoverage of the conformal sets, and error rate of abstention
 NAMES = {
     "unseen": "test examples of other clients whose labels the client has never trained on",
     "other": "test images of Fashion-MNIST for MNIST, and of MNIST for Fashion-MNIST",
@@ -45,7 +45,7 @@ NAMES = {
     "noisy": f"the client's own test data with Gaussian noise, {NOISE:g} of a pixel's range or a feature's deviation",
 }
 
-# What tables show of a figure: heading with an arrow towards the better, and decimals.
+# Heading of each metric in tables, with an arrow towards better values, and its decimals.
 FIGURES = {
     "accuracy": ("accuracy %\u00a0↑", 2),
     "nll": ("NLL\u00a0↓", 3),
@@ -72,24 +72,26 @@ Row = dict[str, float]
 
 
 class Answers(NamedTuple):
-    """What a model says of some examples: log-probabilities (n, C), and the epistemic part of its doubt (n,)."""
+    """Predictions of a model for n examples."""
 
     log_probs: Tensor
+    """Log-probabilities (n, C)."""
     epistemic: Tensor
+    """Epistemic uncertainty (n,) in nats."""
 
 
 def assess(
     federation: Federation, samples: int = 10, strange: dict[str, Tensor] | None = None
 ) -> dict[str, dict[str, list[list[Row]]]]:
-    """Figures of every model, raw and at the temperature that fits its validation data: {model: {way: [seed][client]}}.
+    """Return metrics of every model, raw and with temperature scaling: {model: {way: [seed][client]}}.
 
-    strange: further inputs that no client was trained on, by name; see `strange_inputs` for those of every client.
+    strange: further out-of-distribution inputs by name, besides those of `strange_inputs`.
     """
     if federation.model.likelihood.task != "classification":
-        raise UserError("this comparison is about class probabilities: give a run whose targets are labels")
+        raise UserError("this comparison needs class probabilities: give a run whose targets are labels")
     shards = federation.shards
     if not any(len(rows) for rows in shards.test):
-        raise UserError("no client of this run has test data: there is nothing to compare on")
+        raise UserError("no client of this run has test data: run again with data.test_fraction above 0")
     result: dict[str, dict[str, list[list[Row]]]] = {}
     inputs = {client: dict(strange_inputs(shards, client, strange or {})) for client in tested(shards)}
     for which in federation.models():
@@ -102,16 +104,17 @@ def assess(
 
 
 def tested(shards: Shards) -> list[int]:
-    """The clients that have test data."""
+    """Return the clients that have test data."""
     return [i for i, rows in enumerate(shards.test) if len(rows)]
 
 
 def _ways(
     federation: Federation, which: Which, s: int, samples: int, inputs: dict[int, dict[str, Tensor]]
 ) -> dict[str, list[Row]]:
-    """The figures of each client by the model as it is and, where there are validation data, at its temperature.
+    """Return the metrics of each client, raw and, if all clients have validation data, with temperature scaling.
 
-    The shared model has one temperature for all clients, a personal one its own."""
+    The shared model has one temperature for all clients, a personal model its own.
+    """
     shards = federation.shards
     ways: dict[str, list[Row]] = {}
     known = {i: _answers(federation, which, i, shards.x[shards.test[i]], s, samples) for i in inputs}
@@ -127,7 +130,7 @@ def _ways(
     for way, heat in {"as it is": {}, "scaled": heats}.items():
         if way == "scaled" and len(heats) < len(inputs):
             continue
-        # A temperature was fitted to the very data that promises are calibrated on, so none are made at it.
+        # The temperature is fitted to the calibration data, which would void the guarantees.
         sets = {} if heat else _sets(held_out)
         ways[way] = []
         for i in inputs:
@@ -162,7 +165,7 @@ def _temperatures(which: Which, held_out: dict[int, tuple[Answers, Tensor]]) -> 
 
 
 def _calibration(log_probs: Tensor, y: Tensor) -> Row:
-    """Figures on the client's own test data."""
+    """Return metrics on the client's own test data."""
     wrong = log_probs.argmax(-1) != y
     figures = {
         "accuracy": accuracy(log_probs, y),
@@ -176,8 +179,10 @@ def _calibration(log_probs: Tensor, y: Tensor) -> Row:
 
 
 def _detection(name: str, own: Answers, others: Answers, draws: bool) -> Row:
-    """AUROC of telling strange inputs from the client's own test data: by how little sure the model is and, where it
-    draws weights, by how much the draws disagree."""
+    """Return the AUROC of out-of-distribution detection against the client's own test data.
+
+    The score is the lack of confidence and, if the model draws weights, also the disagreement of the draws.
+    """
     row = {f"auroc_{name}": float(auroc(-confidence(own.log_probs), -confidence(others.log_probs)))}
     if draws:
         row[f"auroc_{name}_mi"] = float(auroc(own.epistemic, others.epistemic))
@@ -187,7 +192,7 @@ def _detection(name: str, own: Answers, others: Answers, draws: bool) -> Row:
 def _sets(
     held_out: dict[int, tuple[Answers, Tensor]],
 ) -> dict[int, tuple[conformal.Calibration, abstention.Abstention]]:
-    """What each client may promise: conformal sets of its own where it has enough data, abstention by those of all."""
+    """Return each client's conformal sets, from its own data if it has enough, and abstention from the data of all."""
     if not held_out:
         return {}
     scores = [conformal.true_scores(conformal.label_scores(a.log_probs), y) for a, y in held_out.values()]
@@ -198,8 +203,8 @@ def _sets(
 
 
 def _promises(log_probs: Tensor, y: Tensor, sets: conformal.Calibration, rule: abstention.Abstention) -> Row:
-    """How the conformal sets and the abstention do on the client's test data: share covered and size of the sets; share
-    answered, and share of all examples that is answered wrongly."""
+    """Return coverage and size of the conformal sets on the client's test data, the share of examples that are
+    answered, and the share that are answered wrongly."""
     within = conformal.label_sets(conformal.label_scores(log_probs), sets)
     answered = rule.answers(confidence(log_probs))
     return {
@@ -211,7 +216,7 @@ def _promises(log_probs: Tensor, y: Tensor, sets: conformal.Calibration, rule: a
 
 
 def strange_inputs(shards: Shards, client: int, others: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Inputs that a client's model should be unsure about, by their names in NAMES; the same each time."""
+    """Yield inputs that a client's model should be uncertain about, by their names in NAMES; the same on every call."""
     generator = torch.Generator().manual_seed(client)
     own = _some(shards.test[client], generator)
     rows = torch.cat(shards.test)
@@ -231,12 +236,12 @@ def strange_inputs(shards: Shards, client: int, others: dict[str, Tensor]) -> It
 
 
 def _some(rows: Tensor, generator: torch.Generator) -> Tensor:
-    """At most MOST_STRANGE of the rows, drawn at random."""
-    return rows[torch.randperm(len(rows), generator=generator)[:MOST_STRANGE]]
+    """Return at most MAX_STRANGE of the rows, drawn at random."""
+    return rows[torch.randperm(len(rows), generator=generator)[:MAX_STRANGE]]
 
 
 def other_set(name: str, data_dir: str | Path | None = None) -> dict[str, Tensor]:
-    """The test images of the set that a published set is told from, if its files are on this machine."""
+    """Return the test images of the data set that is compared with a published one, if it is on this machine."""
     here = {source.name for source in available(data_dir) if source.found}
     if OTHER_SET.get(name) not in here:
         return {}
@@ -245,7 +250,7 @@ def other_set(name: str, data_dir: str | Path | None = None) -> dict[str, Tensor
 
 
 def mean_rows(rows: list[list[Row]]) -> Row:
-    """The mean over clients and seeds of each figure; errors among answers given, of all answers together."""
+    """Return the mean of each metric over clients and seeds; the error among answers is that of all answers pooled."""
     flat = [row for of_seed in rows for row in of_seed]
     names = dict.fromkeys(name for row in flat for name in row)
     known = {name: [row[name] for row in flat if name in row] for name in names}
@@ -256,8 +261,11 @@ def mean_rows(rows: list[list[Row]]) -> Row:
 
 
 def table_rows(assessed: dict[str, dict[str, list[list[Row]]]], columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
-    """The rows of a table: every model as it is; by MI, the disagreement of its draws, where it draws; and scaled by
-    its temperature. Those only that have something to show in these columns."""
+    """Yield the rows of a table that have values in these columns, with their titles.
+
+    Each model has a raw row, one with temperature scaling and, if it draws weights, one by MI, the disagreement of the
+    draws.
+    """
     for which, ways in assessed.items():
         for way, rows in ways.items():
             mean = mean_rows(rows)
@@ -269,10 +277,10 @@ def table_rows(assessed: dict[str, dict[str, list[list[Row]]]], columns: Sequenc
 
 
 def headings(columns: Sequence[str]) -> list[str]:
-    """The heads of these columns."""
+    """Return the headings of these columns."""
     return [FIGURES[name][0] for name in columns]
 
 
 def cells(row: Row, columns: Sequence[str]) -> list[str]:
-    """The figures of a row as printed."""
+    """Return the formatted values of a row."""
     return [f"{row[name]:.{FIGURES[name][1]}f}" if name in row else "" for name in columns]
