@@ -60,7 +60,7 @@ def test_same_numbers_as_the_engine(tmp_path, name, train):
     for i in range(CLIENTS):
         folder = tmp_path / "states" / f"client-{i}"
         assert (i in states) == bool(list(folder.glob("*.safetensors")))
-        if METHODS[name].personal and i in states:
+        if METHODS[name].about.personal and i in states:
             node = load_node(folder, own_data(i), model_for)
             assert difference(client_states(node)[0], states[i]) < ROUNDING
             x = make_shards().x[:7]
