@@ -57,16 +57,13 @@ def look_ups(path: Path) -> Iterator[int]:
     names = RUN_FILES - ({"record"} if path.relative_to(SOURCE).parts[0] in OTHER_RECORDS else set())
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
-            case ast.Subscript(value=holder, slice=ast.Constant(value=str())):
-                found = _holds_run_file(holder, names)
-            case ast.Call(func=ast.Attribute(value=holder, attr="get"), args=[ast.Constant(value=str()), *_]):
-                found = _holds_run_file(holder, names)
-            case ast.Compare(left=ast.Constant(value=str()), ops=[ast.In() | ast.NotIn()], comparators=[holder]):
-                found = _holds_run_file(holder, names)
-            case _:
-                found = False
-        if found:
-            yield node.lineno
+            case (
+                ast.Subscript(value=holder, slice=ast.Constant(value=str()))
+                | ast.Call(func=ast.Attribute(value=holder, attr="get"), args=[ast.Constant(value=str()), *_])
+                | ast.Compare(left=ast.Constant(value=str()), ops=[ast.In() | ast.NotIn()], comparators=[holder])
+            ):
+                if _holds_run_file(holder, names):
+                    yield holder.lineno
 
 
 def _holds_run_file(holder: ast.expr, names: set[str]) -> bool:
