@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
-from test_cli import pfedbayes
 
+from command_line import pfedbayes
 from pfedbayes import UserError
 from pfedbayes.flower.keys import make_keys
 from pfedbayes.flower.settings import from_run_config

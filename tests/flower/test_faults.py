@@ -234,7 +234,7 @@ def test_arrays_travel_in_fewer_bits(tmp_path):
         folder = tmp_path / wire
         folder.mkdir()
         serve(FakeGrid(run_config(folder, federation__wire=wire)))
-        sizes[wire] = journal(folder)[0]["up"]
+        sizes[wire] = journal(folder)[0].up
         states[wire] = load_file(folder / "run" / runs.STATE)["server.0"]
     assert sizes["bfloat16"] == sizes["float16"] < sizes["float32"]
     assert 0 < difference(states["bfloat16"], states["float32"]) < 0.05

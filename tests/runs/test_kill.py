@@ -4,8 +4,8 @@ import random
 import time
 
 import pytest
-from test_cli import SMALL, log_without_times, pfedbayes, start
 
+from command_line import SMALL, log_without_times, pfedbayes, start
 from pfedbayes import load, runs
 
 IN_FILE = ["--set", "training.train=chosen", "--set", "execution.resting=file"]

@@ -49,10 +49,10 @@ def certify(
         table.add_row(one.client, str(one.seed), shown, *test, *last)
     Console().print(table)
     typer.echo(
-        "bound: on the error of one network drawn from the certified model (Gibbs). Gibbs, averaged: its errors on "
-        f"test data, by one draw and by the average of {certificates[0].draws}. hold-out: the plain bound on the "
-        "averaged prediction of the model as the run left it. examples: kept back by the run. KL: how far the "
-        "certified model has moved since, in nats. vacuous: no better than guessing.\n"
+        "bound: upper bound on the error of one network drawn from the certified model (Gibbs). Gibbs, averaged: test "
+        f"error of one draw, and of the average of {certificates[0].draws} draws. hold-out: hold-out bound on the "
+        "averaged prediction of the model of the run. examples: held out by the run. KL: divergence of the certified "
+        "model from that model, in nats. vacuous: no better than guessing.\n"
         f"certificates and certified models: {folder / CERTIFICATES}, {folder / POSTERIORS}"
     )
 

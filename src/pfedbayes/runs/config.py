@@ -1,4 +1,4 @@
-"""TOML to frozen dataclasses and back. Unknown keys and wrong types are errors that name the nearest valid thing."""
+"""TOML to frozen dataclasses and back. Errors about unknown keys and wrong types name the nearest valid choice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def build(cls: type[T], values: Mapping[str, Any], section: str) -> T:
-    """A dataclass from the values of a config section; what is not given keeps its default."""
+    """Build a dataclass from the values of a config section; a missing key keeps its default."""
     hints = typing.get_type_hints(cls)
     names = [field.name for field in dataclasses.fields(typing.cast(Any, cls)) if field.init]
     for name in values:
@@ -32,7 +32,7 @@ def build(cls: type[T], values: Mapping[str, Any], section: str) -> T:
 
 
 def _convert(value: Any, hint: Any, where: str) -> Any:
-    """Check one value against the type of its field."""
+    """Return a value converted to the type of its field; raise UserError if it does not fit."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         (inner,) = [argument for argument in arguments if argument is not type(None)]
@@ -59,17 +59,17 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The content of a TOML file."""
+    """Return the content of a TOML file."""
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror}): give the path of an experiment file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid TOML ({error}): mend it there") from None
+        raise UserError(f"{path} is not valid TOML ({error}): correct it") from None
 
 
 def parse_override(text: str) -> tuple[str, str, Any]:
-    """ "training.rounds=100" -> ("training", "rounds", 100). A value that is no TOML is taken as a text."""
+    """Parse "training.rounds=100" as ("training", "rounds", 100). A value that is not TOML is a text."""
     name, equals, value = text.partition("=")
     section, dot, field = name.strip().partition(".")
     if not (equals and dot and section and field):
@@ -81,7 +81,7 @@ def parse_override(text: str) -> tuple[str, str, Any]:
 
 
 def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
-    """Sections of plain values as TOML; keys without a value are left out."""
+    """Return sections of plain values as TOML, without the keys whose value is None."""
     lines: list[str] = []
     for section, values in sections.items():
         lines += [
@@ -96,5 +96,5 @@ def _literal(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(_literal(item) for item in value)}]"
     if isinstance(value, float):
-        return repr(value)  # the shortest text that reads back to the same number; TOML knows inf and 1e-05 too
+        return repr(value)  # the shortest text that reads back to the same number; inf and 1e-05 are valid TOML
     return json.dumps(value, ensure_ascii=False)
