@@ -3,8 +3,8 @@
     python scripts/draw_posterior.py            train the small federation (seconds), then draw it
     python scripts/draw_posterior.py --no-run   draw it again from docs/assets/posterior.json
 
-Three clients fit a line y = a x + b with Algorithm 1. They have different data and different amounts of it. The left panel
-shows the Gaussians over (a, b), the other panels show the lines that each client draws from its own Gaussian.
+Three clients fit a line y = a x + b with Algorithm 1. They have different data and different amounts of it. The left
+panel shows the Gaussians over (a, b), the other panels show the lines that each client draws from its own Gaussian.
 """
 
 from __future__ import annotations
