@@ -114,12 +114,11 @@ def methods_page() -> str:
 
 
 def method_section(name: str, method: type[Method]) -> str:
-    """Return the section of one method."""
     summary = inspect.getdoc(sys.modules[method.__module__]) or ""
     rows = "".join(
         f"| `{field.name}` | `{json.dumps(field.default)}` | `{field.type}` |\n" for field in dataclasses.fields(method)
     )
-    settings = f"| setting | default | type |\n|---|---|---|\n{rows}" if rows else "No settings.\n"
+    settings = f"| setting | default | type |\n|---|---|---|\n{rows}" if rows else "It has no settings.\n"
     return (
         f"## {method.about.title} {{ #{name} }}\n\n"
         f"{method.about.reference}. Learns {method.about.learns}.\n\n{summary}\n\n"
@@ -128,7 +127,6 @@ def method_section(name: str, method: type[Method]) -> str:
 
 
 def models(method: type[Method]) -> str:
-    """Return which models a method learns."""
     return ", ".join(which for which in ("personal", "shared") if getattr(method.about, which))
 
 

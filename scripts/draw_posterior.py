@@ -13,7 +13,7 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -80,9 +80,11 @@ def make_data() -> list[tuple[np.ndarray, np.ndarray]]:
     return data
 
 
-def moments(federation: pfedbayes.Federation, which: str, client: int) -> dict[str, list[float]]:
+def moments(
+    federation: pfedbayes.Federation, model: Literal["personal", "shared"], client: int
+) -> dict[str, list[float]]:
     """Return mean and standard deviation of (a, b), from lines that a model draws."""
-    outputs = federation.predict(which, client, torch.tensor([[0.0], [1.0]]), samples=20_000)[..., 0]
+    outputs = federation.predict(model, client, torch.tensor([[0.0], [1.0]]), samples=20_000)[..., 0]
     lines = torch.stack([outputs[:, 1] - outputs[:, 0], outputs[:, 0]])
     return {
         "mean": [round(value, 3) for value in lines.mean(1).tolist()],

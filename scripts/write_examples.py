@@ -61,7 +61,7 @@ def tell(name: str) -> Story:
 
 
 def kept(run: runs.Run) -> Story:
-    """Return what the figures of a run need, without single predictions (they hold images) and without local paths."""
+    """What the drawings of a run need. Single predictions are left out: they hold the images. So is where data lay."""
     if "path" in run.config["data"]:
         run.config["data"]["path"] = Path(run.config["data"]["path"]).name
     summary = {key: value for key, value in (run.summary or {}).items() if key != "examples"}
@@ -70,7 +70,7 @@ def kept(run: runs.Run) -> Story:
 
 
 def rounded(value: Any) -> Any:
-    """Round every number to five digits: enough to draw it."""
+    """Five digits of every number: enough to draw it."""
     match value:
         case float():
             return float(f"{value:.5g}")
@@ -108,7 +108,6 @@ def render(name: str, story: Story) -> dict[str, str]:
 
 
 def drawings(name: str, story: Story) -> dict[str, Figure]:
-    """Return the figures of an example: those of its run's report, or intervals of its predictions."""
     if story["run"]:
         return report.figures(runs.Run(folder=Path(name), **story["run"]))
     return intervals(story["tables"]["predictions"]["rows"])

@@ -4,6 +4,7 @@ import csv
 import sys
 
 import pytest
+
 from test_site import load_script
 
 notebooks = load_script("notebooks")
