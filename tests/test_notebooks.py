@@ -55,7 +55,7 @@ def test_federation(run, tmp_path):
 @pytest.mark.parametrize("path", sorted(notebooks.FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_code_fits_into_its_box_and_outputs_are_stored(path):
     cells = [cell for cell in notebooks.read(path)["cells"] if cell["cell_type"] == "code"]
-    assert max(len(line) for cell in cells for line in notebooks.source(cell).splitlines()) <= 100
+    assert max(len(line) for cell in cells for line in notebooks.source(cell).splitlines()) <= 90
     assert all(cell["outputs"] for cell in cells)
 
 
