@@ -105,6 +105,21 @@ def test_the_readmes_counts_of_cells_are_what_was_measured():
     assert f"mean accuracy in {reached('paper')} of 18 cells" in text
     assert reached("tuned") == 18
     assert "reaches it in all 18" in text
+    assert "in 15 of 18 columns" in text
+    assert "15 of 18" in (RESULTS / "table1.md").read_text()
+
+
+def test_the_readme_states_how_many_settings_were_tried():
+    tuned = (ROOT / "experiments" / "tuned.toml").read_text()
+    tried = re.findall(r"^# (\S+) on (\S+): .* the best of (\d+) settings", tuned, re.MULTILINE)
+    ours = {data: int(count) for method, data, count in tried if method == "pfedbayes"}
+    grey = [int(count) for method, data, count in tried if method != "pfedbayes" and data != "cifar10"]
+    colour = [int(count) for method, data, count in tried if method != "pfedbayes" and data == "cifar10"]
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert (
+        f"chosen among {ours['mnist']} and {ours['fashion-mnist']} settings, "
+        f"the others among {min(grey)} to {max(grey)}; on CIFAR-10 among {ours['cifar10']} and {min(colour)} to {max(colour)}"
+    ) in text
 
 
 @pytest.mark.parametrize("page", PAGES)
