@@ -118,7 +118,8 @@ def test_the_readme_states_how_many_settings_were_tried():
     text = " ".join((ROOT / "README.md").read_text().split())
     assert (
         f"chosen among {ours['mnist']} and {ours['fashion-mnist']} settings, "
-        f"the others among {min(grey)} to {max(grey)}; on CIFAR-10 among {ours['cifar10']} and {min(colour)} to {max(colour)}"
+        f"the others among {min(grey)} to {max(grey)}; "
+        f"on CIFAR-10 among {ours['cifar10']} and {min(colour)} to {max(colour)}"
     ) in text
 
 
