@@ -1,4 +1,4 @@
-"""The part of the app that runs on the nodes."""
+"""What runs on the nodes."""
 
 from federation.task import load_data, make_model
 from pfedbayes.flower import client_app

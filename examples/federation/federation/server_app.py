@@ -1,4 +1,4 @@
-"""The part of the app that runs beside the SuperLink."""
+"""What runs beside the SuperLink."""
 
 from federation.task import make_model
 from pfedbayes.flower import server_app
