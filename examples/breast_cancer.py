@@ -1,9 +1,9 @@
-"""Breast cancer (569 tumours, scikit-learn): from a CSV file with a hospital column to predictions that may abstain.
+"""Classify breast tumours (569 tumours, scikit-learn): from a CSV file to predictions that may abstain.
 
     python examples/breast_cancer.py [FOLDER] [options of pfedbayes run]
 
-The data have no hospitals, so five are made up: they differ in the size of the tumours that they see. Four train
-together, the fifth comes later. Two of them have new tumours, of which nobody has told the models the outcome.
+The data have no hospitals, so the script makes up five that see tumours of different sizes. Four train together, the
+fifth joins later. Two of them have new tumours whose outcome the models do not know.
 """
 
 import csv
@@ -26,8 +26,12 @@ COMMANDS = (
 
 
 def write_tables(folder: Path) -> None:
-    """tumours.csv and harbour.csv: 30 measurements, the hospital and the outcome. town_new.csv, harbour_new.csv:
-    every sixth tumour of these two hospitals, without an outcome; town_truth.csv and harbour_truth.csv have it."""
+    """Write the CSV files.
+
+    tumours.csv, harbour.csv: 30 measurements, the hospital and the outcome.
+    town_new.csv, harbour_new.csv: every sixth tumour of these two hospitals, without the outcome.
+    town_truth.csv, harbour_truth.csv: the outcomes of the new tumours.
+    """
     data = load_breast_cancer()
     radius = data.data[:, 0] + np.random.default_rng(0).normal(0, 2, len(data.data))
     at = np.array(HOSPITALS)[np.digitize(radius, np.quantile(radius, [0.2, 0.4, 0.6, 0.8]))]
@@ -49,7 +53,7 @@ def write_tables(folder: Path) -> None:
 
 
 def compare(folder: Path, name: str) -> str:
-    """How the answers that were given agree with the outcomes."""
+    """Return how the given answers agree with the outcomes."""
     with (folder / f"{name}_predicted.csv").open() as predicted, (folder / f"{name}_truth.csv").open() as truth:
         pairs = list(zip(csv.DictReader(predicted), csv.DictReader(truth), strict=True))
     answers = [(row["label"], found["outcome"]) for row, found in pairs if row["abstain"] == "false"]
@@ -62,7 +66,7 @@ def compare(folder: Path, name: str) -> str:
 
 
 def main(folder: Path, options: list[str]) -> None:
-    """Run the commands as one would type them, and compare the predictions with what was found out later."""
+    """Run the commands as you would type them, then compare the predictions with the outcomes."""
     write_tables(folder)
     for k, command in enumerate(COMMANDS):
         words = [*shlex.split(command), *(options if k == 0 else [])]

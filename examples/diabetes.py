@@ -1,4 +1,4 @@
-"""Progression of diabetes (442 patients, scikit-learn): regression from tables in memory, a model per age group.
+"""Predict the progression of diabetes (442 patients, scikit-learn): regression with one model per age group.
 
 python examples/diabetes.py [FOLDER] [ROUNDS]
 """
@@ -18,7 +18,7 @@ AGES = {"under 38": (0, 38), "38 to 49": (38, 50), "50 to 59": (50, 60), "60 and
 
 
 def tables() -> dict[str, dict[str, np.ndarray]]:
-    """Per age group a column for each measurement and one for the progression; a pandas frame would do as well."""
+    """Return one table per age group, a mapping from names to columns; a pandas frame works as well."""
     data = load_diabetes(scaled=False)
     columns = dict(zip(data.feature_names, data.data.T, strict=True)) | {"progression": data.target}
     age = columns["age"]
@@ -27,7 +27,7 @@ def tables() -> dict[str, dict[str, np.ndarray]]:
 
 
 def train(rounds: int) -> pfedbayes.Federation:
-    """A federation of the age groups, with a small network that predicts a mean and how far off it may be."""
+    """Train a federation of the age groups, with a small network that predicts a mean and a noise level."""
     shards = pfedbayes.shards_from_tables(tables(), target="progression")
     model = pfedbayes.Model(
         pfedbayes.Net(pfedbayes.WithNoise(pfedbayes.mlp([shards.x.shape[1], 16, 1]))),
@@ -41,7 +41,7 @@ def train(rounds: int) -> pfedbayes.Federation:
 
 
 def predict(federation: pfedbayes.Federation, client: int) -> np.ndarray:
-    """For each patient held out: the prediction, the ends of its 90 % interval, and the truth, in the target's unit."""
+    """Return rows (prediction, lower, upper, truth) of the held-out patients, in units of the target, at 90 %."""
     shards, target = federation.shards, federation.shards.preprocessing.target
     patients = shards.test[client]
     outputs = federation.predict("personal", client, shards.x[patients], samples=200)
@@ -52,7 +52,7 @@ def predict(federation: pfedbayes.Federation, client: int) -> np.ndarray:
 
 
 def main(folder: Path, rounds: int) -> None:
-    """Train, score on patients that were held out, and write what is predicted for them."""
+    """Train, score the held-out patients, and write their predictions."""
     federation = train(rounds)
     shards, spread = federation.shards, federation.shards.preprocessing.target.deviation
     scores = federation.evaluate()

@@ -1,4 +1,4 @@
-"""Use a client that `pfedbayes export` has written, with torch alone: pfedbayes need not be installed.
+"""Predict with a client that `pfedbayes export` has written. This needs torch, but not pfedbayes.
 
 python load_export.py town.safetensors new.csv
 """
@@ -15,7 +15,7 @@ MISSING = {"", "?", "na", "n/a", "#n/a", "nan", "nat", "null", "<na>"}
 
 
 def load(path: str) -> tuple[dict, dict[str, Tensor]]:
-    """The description of a client, and the means and standard deviations (T,) of its weights."""
+    """Return the description of a client, and the means and standard deviations (T,) of its weights."""
     content = Path(path).read_bytes()
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:start])
@@ -29,7 +29,7 @@ def load(path: str) -> tuple[dict, dict[str, Tensor]]:
 
 
 def encode(about: dict, rows: list[dict[str, str]]) -> Tensor:
-    """Inputs (n, d) of the rows of a table: numbers standardised, categories as indicators."""
+    """Return the inputs (n, d) of table rows: numbers standardised, categories as indicators."""
     inputs = []
     for column in about["preprocessing"]["inputs"]:
         cells = [row[column["name"]].strip() for row in rows]
@@ -46,8 +46,10 @@ def encode(about: dict, rows: list[dict[str, str]]) -> Tensor:
 
 
 def outputs(about: dict, weights: dict[str, Tensor], x: Tensor, network: nn.Module | None = None) -> Tensor:
-    """Outputs (K, n, ...) of K networks drawn from the client's model, at inputs (n, ...). A network that is not a
-    sequence of torch's own layers has to be given."""
+    """Return the outputs (K, n, ...) of K networks drawn from the client's model, at inputs (n, ...).
+
+    Pass `network` if the client's network is not a sequence of torch's own layers.
+    """
     if about["preprocessing"]["image"]:
         x = x / 255 if about["pixels"] == "unit" else x * (2 / 255) - 1
     thetas = weights["mean"][None]
@@ -60,7 +62,7 @@ def outputs(about: dict, weights: dict[str, Tensor], x: Tensor, network: nn.Modu
     results = []
     for theta in thetas:
         parts = [part.view(shape) for part, shape in zip(theta.split([s.numel() for s in shapes]), shapes, strict=True)]
-        rho = parts.pop(0) if about["learned_noise"] else None  # of the noise of a regression
+        rho = parts.pop(0) if about["learned_noise"] else None  # noise of a regression
         names = [name for name, _ in network.named_parameters()]
         said = torch.func.functional_call(network, dict(zip(names, parts, strict=True)), (x,))
         results.append(said if rho is None else torch.cat([said, rho.expand(len(said), 1)], dim=1))
@@ -68,7 +70,7 @@ def outputs(about: dict, weights: dict[str, Tensor], x: Tensor, network: nn.Modu
 
 
 def predict(about: dict, weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities (n, C) and how they vary between draws; or means (n, d) and deviations in units of the target."""
+    """Return probabilities (n, C) and their spread over draws; for regression, means and deviations (n, d)."""
     drawn, target = outputs(about, weights, x), about["preprocessing"]["target"]
     if target["classes"] is not None:
         chances = drawn.softmax(-1)

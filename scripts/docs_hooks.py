@@ -1,7 +1,7 @@
-"""What mkdocs cannot do by itself: pages made from the code, and links that leave the docs folder.
+"""Hooks of mkdocs: pages made from code and notebooks, and links that leave the docs folder.
 
-A page of docs/ is read in the repository too, where `../examples/x.py` is a file beside it. In the site such a file is
-a page of its own, with its text on it.
+People read the pages of docs/ in the repository too, where `../examples/x.py` is a file. In the site every file that a
+page links to gets a page of its own, which shows its text.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from mkdocs.structure.pages import Page
 import pfedbayes
 from pfedbayes.methods import METHODS, Method
 
+sys.path.insert(0, str(Path(__file__).parent))  # mkdocs loads hooks by path
+import notebooks
+
 ROOT = Path(__file__).parents[1]
 PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "README.md": "index.md"}
 LANGUAGES = {".py": "python", ".toml": "toml"}
@@ -31,13 +34,14 @@ LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are made from the code and from files outside docs/."""
+    """Add the pages that are made from code, from notebooks and from files outside docs/."""
     made = {
         "methods.md": methods_page(),
         "api.md": api_page(),
         "contributing.md": moved("CONTRIBUTING.md", "contributing.md"),
         "changelog.md": moved("CHANGELOG.md", "changelog.md"),
     }
+    made |= {f"tutorials/{path.stem}.md": tutorial_page(path) for path in notebooks.FOLDER.glob("*.ipynb")}
     for path, content in made.items():
         files.append(File.generated(config, path, content=content))
     written = [ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
@@ -49,56 +53,65 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead the links of pages in docs/ that leave the folder to the pages made for them."""
+    """Redirect links of pages in docs/ that leave the folder to the pages made for them."""
     if not page.file.abs_src_path:
         return markdown
     return relinked(markdown, f"docs/{page.file.src_uri}", page.file.src_uri)
 
 
 def relinked(text: str, source: str, page: str) -> str:
-    """The text of the file `source` of the repository, with links as the page `page` of the site needs them."""
+    """Return the text of the repository's file `source` with the links that the site's page `page` needs."""
 
     def replace(match: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[1]))
-        home = target.removeprefix("docs/") if target.startswith("docs/") else PAGES.get(target)
-        if home is None:
-            home = f"source/{target}.md"
+        if target.startswith("docs/"):
+            home = target.removeprefix("docs/").replace(".ipynb", ".md")
+        else:
+            home = PAGES.get(target, f"source/{target}.md")
         return f"]({posixpath.relpath(home, posixpath.dirname(page) or '.')}{match[2] or ''})"
 
     return LINK.sub(replace, text)
 
 
 def moved(source: str, page: str) -> str:
-    """A file of the repository as a page of the site."""
+    """Return a file of the repository as a page of the site."""
     return relinked((ROOT / source).read_text(), source, page)
 
 
+def tutorial_page(path: Path) -> str:
+    """Return a notebook as a page, with a link to the file itself."""
+    page = f"tutorials/{path.stem}.md"
+    text = relinked(notebooks.to_markdown(notebooks.read(path)), f"docs/{page}", page)
+    title, rest = text.split("\n", 1)
+    return f"{title}\n\n[Download this notebook]({path.name})\n{rest}"
+
+
 def left_by(page: Path) -> set[str]:
-    """Files outside docs/ that a page links to and that are not pages already."""
+    """Return the files outside docs/ that a page links to and that have no page yet."""
     links = {(page.parent / match[1]).resolve() for match in LINK.finditer(page.read_text())}
     outside = {link.relative_to(ROOT).as_posix() for link in links if not link.is_relative_to(ROOT / "docs")}
     return {path for path in outside if path not in PAGES}
 
 
 def source_page(source: str) -> str:
-    """The text of a file of the repository; a link to a file that is not there fails here."""
+    """Return a page with the text of a file of the repository. Fail where a link leads to no file."""
     path = ROOT / source
     unsearched = "---\nsearch:\n  exclude: true\n---\n\n"
     return f"{unsearched}# {source}\n\n```{LANGUAGES.get(path.suffix, 'text')}\n{path.read_text()}```\n"
 
 
 def methods_page() -> str:
-    """What each method learns, where it comes from, its settings and their defaults, as the classes say."""
+    """Return the page of methods: what each one learns, its source, its settings and their defaults."""
     names = "\n".join(
         f"| [`{name}`](#{name}) | {method.about.title} | {method.about.reference} | {models(method)} |"
         for name, method in METHODS.items()
     )
     return (
         "# Methods\n\n"
-        "Choose one by `pfedbayes run --set method.name=NAME`, and its settings by `--set method.SETTING=VALUE`. This "
-        "page is made from the classes themselves, as is the table that `pfedbayes methods` prints; "
-        "[Contributing](contributing.md#add-a-method) shows how to add one.\n\n"
-        f"| name | method | from | models |\n|---|---|---|---|\n{names}\n\n"
+        "Choose a method with `pfedbayes run --set method.name=NAME` and change its settings with "
+        "`--set method.SETTING=VALUE`. This page and the output of `pfedbayes methods` are generated from the classes. "
+        "[Contributing](contributing.md#add-a-method) shows how to add a method.\n\n"
+        f"| name | method | source | models |\n|---|---|---|---|\n{names}\n\n"
         + "\n".join(method_section(name, method) for name, method in METHODS.items())
     )
 
@@ -135,8 +148,8 @@ def models(method: type[Method]) -> str:
 
 
 def api_page() -> str:
-    """The public names of the package, by the module that they come from."""
-    parts = ["# API\n\nThe names that `import pfedbayes` gives. What begins with an underscore may change.\n"]
+    """Return the page of public names, by the module that defines them."""
+    parts = ["# API\n\nThe public names of `import pfedbayes`. Names that begin with an underscore may change.\n"]
     for module, names in pfedbayes._HOME.items():
         parts.append(f"## {module.capitalize()}\n")
         parts += [f"::: pfedbayes.{name}\n" for name in names]

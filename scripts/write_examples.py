@@ -1,11 +1,10 @@
-"""Run the examples and write the pages of docs/examples from what came out.
+"""Run the examples and write the pages of docs/examples.
 
-    python scripts/write_examples.py             run all of them (some minutes), then write their pages
+    python scripts/write_examples.py             run all examples (minutes), then write their pages
     python scripts/write_examples.py mnist       run this one
-    python scripts/write_examples.py --no-run    write the pages again, from what earlier runs left in the JSON files
+    python scripts/write_examples.py --no-run    write the pages again from the JSON files of earlier runs
 
-What a run printed and measured is kept in docs/examples/NAME.json. Pages and drawings follow from these alone, which a
-test checks.
+docs/examples/NAME.json keeps what a run printed and measured. Pages and figures depend on it alone; a test checks this.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ ROOT = Path(__file__).parents[1]
 TEMPLATES = ROOT / "scripts" / "pages"
 FOLDER = ROOT / "docs" / "examples"
 NAMES = ("breast_cancer", "diabetes", "mnist")
-NOTE = "Written by `make examples` from what the run left in the JSON file beside it; do not edit."
+NOTE = "*`make examples` writes this page from a real run; edit its template in scripts/pages.*"
 Story = dict[str, Any]
 
 
 def tell(name: str) -> Story:
-    """Run an example in an empty folder: what it printed, and what it left there."""
+    """Run an example in an empty folder; return what it printed and the files it wrote."""
     with tempfile.TemporaryDirectory() as empty:
         command = [sys.executable, str(ROOT / "examples" / f"{name}.py")]
         environment = os.environ | {"COLUMNS": "100", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
@@ -96,14 +95,14 @@ def rounded(value: Any) -> Any:
 
 
 def head(path: Path) -> Story:
-    """The columns of a table, how many rows it has, and all of these or the first few."""
+    """Return the columns of a table, its number of rows, and all rows or the first few."""
     with path.open(newline="") as file:
         columns, *rows = csv.reader(file)
     return {"columns": columns, "count": len(rows), "rows": rows if len(rows) <= 100 else rows[:5]}
 
 
 def render(name: str, story: Story) -> dict[str, str]:
-    """The page and the drawings, by the names of their files."""
+    """Return the page and the figures, by file name."""
     figures = drawings(name, story)
     templates = Environment(loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, autoescape=False)  # noqa: S701
     page = templates.get_template(f"{name}.md").render(
@@ -112,6 +111,7 @@ def render(name: str, story: Story) -> dict[str, str]:
         tables=story["tables"],
         run=story["run"],
         table=table,
+        wrap=wrap,
         figure=lambda key: picture(name, key, figures[key]),
         figures=figures,
     )
@@ -126,7 +126,7 @@ def drawings(name: str, story: Story) -> dict[str, Figure]:
 
 
 def intervals(rows: Sequence[Sequence[str]]) -> dict[str, Figure]:
-    """A drawing per group: its first patients as predicted, with the interval, and as they were."""
+    """Return one figure per group: predictions with intervals, and measured values, of its first patients."""
     figures = {}
     for key, (name, patients) in enumerate(itertools.groupby(rows, key=lambda row: row[0]), start=1):
         title = f"Progression, age {name}"
@@ -146,26 +146,35 @@ def intervals(rows: Sequence[Sequence[str]]) -> dict[str, Figure]:
 
 
 def picture(name: str, key: str, figure: Figure) -> str:
-    """A drawing in a page, with what is said under it."""
+    """Return a figure with its title and caption as Markdown."""
     caption = f"\n\n*{figure.caption}*" if figure.caption else ""
     return f"**{figure.title}**\n\n![{figure.title}]({name}_{key}.svg)" + caption
 
 
 def table(shown: Story, columns: Sequence[str] | None = None, rows: int = 12) -> str:
-    """The first rows of a table, or some columns of them."""
+    """Return the first rows of a table as Markdown, with all or some of its columns."""
     places = [shown["columns"].index(column) for column in columns or shown["columns"]]
     lines = [[short(row[place]) for place in places] for row in (shown["columns"], *shown["rows"][:rows])]
     head, *body = (f"| {' | '.join(line)} |" for line in lines)
     return "\n".join([head, "|---" * len(places) + "|", *body])
 
 
+def wrap(command: str) -> str:
+    """Break a command line that is too long for a page before its options."""
+    lines, *rest = command.split(" -")
+    for option in rest:
+        fits = len(lines.rsplit("\n", 1)[-1]) + len(option) < 86
+        lines += f" -{option}" if fits else f" \\\n  -{option}"
+    return lines
+
+
 def short(cell: str) -> str:
-    """Four decimals of a number that has more."""
+    """Shorten a number to four decimals."""
     return f"{float(cell):.4f}" if re.fullmatch(r"\d\.\d{5,}|\d+(\.\d+)?e-\d+", cell) else cell
 
 
 def commands(output: str) -> list[dict[str, str]]:
-    """What was printed, cut at the commands that an example shows before it runs them; progress is cut short."""
+    """Split the output at the commands that an example prints before it runs them, and shorten progress."""
     brief = re.sub(r"^(round .*\n)(?:round .*\n){2,}(round .*\n)", r"\1…\n\2", output, flags=re.MULTILINE)
     parts = re.split(r"^\$ (.*)\n", brief, flags=re.MULTILINE)
     texts = ["\n".join(line.rstrip() for line in part.splitlines()).strip("\n") for part in parts]
@@ -173,10 +182,10 @@ def commands(output: str) -> list[dict[str, str]]:
 
 
 def main() -> None:
-    """Run what is asked for, and write all pages."""
+    """Run the chosen examples and write their pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all if none is given")
-    parser.add_argument("--no-run", action="store_true", help="only write the pages again")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(NAMES)}; default: all")
+    parser.add_argument("--no-run", action="store_true", help="write the pages without running the examples")
     arguments = parser.parse_args()
     for name in arguments.names or NAMES:
         if not arguments.no_run:

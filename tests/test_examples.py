@@ -1,4 +1,4 @@
-"""The examples run, at a small size."""
+"""The examples run, at a small scale."""
 
 import csv
 import re

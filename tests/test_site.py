@@ -1,4 +1,4 @@
-"""The documentation: it builds without a warning, asks nothing of other servers, and says what code and runs say."""
+"""The documentation site builds without warnings, loads nothing from other servers, and agrees with code and runs."""
 
 import dataclasses
 import importlib.util
@@ -28,10 +28,12 @@ def load_script(name):
 
 
 examples = load_script("write_examples")
+notebooks = load_script("notebooks")
+posterior = load_script("draw_posterior")
 
 
 def build(folder):
-    """The site, made as by `make docs`."""
+    """Build the site as `make docs` does."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -69,6 +71,33 @@ def test_the_page_of_the_api_explains_every_public_name(site):
     page = (site / "api.html").read_text()
     for name in pfedbayes.__all__:
         assert f'id="pfedbayes.{name}"' in page, name
+
+
+@pytest.mark.parametrize("path", sorted(notebooks.FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_the_site_shows_notebooks_with_what_they_print(site, path):
+    text = text_of(site / "tutorials" / f"{path.stem}.html")
+    assert (site / "tutorials" / path.name).read_text() == path.read_text()
+    for cell in notebooks.read(path)["cells"]:
+        for output in cell.get("outputs", []):
+            assert "".join(output["text"]).splitlines()[-1].strip() in text
+
+
+def test_the_picture_of_posteriors_is_what_was_computed():
+    found = json.loads((posterior.FOLDER / "posterior.json").read_text())
+    assert (posterior.FOLDER / "posterior.svg").read_text() == posterior.draw(found)
+    again = posterior.compute()
+    for old, new in zip([*found["clients"], found["shared"]], [*again["clients"], again["shared"]], strict=True):
+        assert new["mean"] == pytest.approx(old["mean"], abs=0.02)
+        assert new["deviation"] == pytest.approx(old["deviation"], abs=0.02)
+
+
+def test_the_picture_shows_what_the_landing_page_says():
+    few, _, many = json.loads((posterior.FOLDER / "posterior.json").read_text())["clients"]
+    shared = json.loads((posterior.FOLDER / "posterior.json").read_text())["shared"]
+    for k in range(2):
+        assert min(few["alone"][k], shared["mean"][k]) < few["mean"][k] < max(few["alone"][k], shared["mean"][k])
+        assert abs(many["mean"][k] - many["alone"][k]) < 0.03
+        assert few["deviation"][k] > 2 * many["deviation"][k]
 
 
 @pytest.mark.parametrize("name", examples.NAMES)
