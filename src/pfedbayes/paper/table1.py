@@ -175,7 +175,7 @@ def departures(source: Source) -> Table | None:
 
 
 def beside_paper(source: Source, preset: str) -> Table:
-    """Scored as in the paper, by the best of rounds 700 to 800: paper, ours, difference."""
+    """Table 1 as the paper scores it, by the best of rounds 700 to 800: paper, ours, difference."""
     blocks = []
     for dataset, name in DATASETS.items():
         rows = []
@@ -198,7 +198,7 @@ def beside_paper(source: Source, preset: str) -> Table:
 
 
 def unpicked(source: Source, preset: str, split: str) -> Table:
-    """Scored without picking a round on test data: mean of rounds 700 to 800, round 800, NLL and ECE."""
+    """Table 1 without picking a round on test data: mean of rounds 700 to 800, round 800, NLL and ECE."""
     shown = {MEAN: "accuracy", LAST: "accuracy", "nll": "nll", "ece": "ece"}
     blocks = []
     for dataset, name in DATASETS.items():
