@@ -1,1 +1,1 @@
-"""`python -m benchmarks`: how fast the package is beside other ways to do the same work, measured in one run."""
+"""`python -m benchmarks`: compare the speed of the package with other implementations of the same work."""

@@ -1,4 +1,4 @@
-"""Measure, print the tables, and write the raw results and the page."""
+"""Measure speed, print the tables, and write the raw results and the page."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def say(text: str) -> None:
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--quick", action="store_true", help="few turns, to see that it works; writes only with --out")
-    parser.add_argument("--full", action="store_true", help="also the runs of 800 rounds, on a GPU")
-    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=[], help="these tables, the others stay")
+    parser.add_argument("--quick", action="store_true", help="few turns, for a trial; writes only with --out")
+    parser.add_argument("--full", action="store_true", help="add the runs of 800 rounds, on a GPU")
+    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=[], help="measure only these tables")
     parser.add_argument("--out", type=Path, help=f"the page (default {PAGE.relative_to(ROOT)}), raw results beside it")
-    parser.add_argument("--render", action="store_true", help="measure nothing, make the page from the raw results")
+    parser.add_argument("--render", action="store_true", help="measure nothing: write the page from the raw results")
     return parser.parse_args(argv)
 
 
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def measure(wanted: argparse.Namespace, out: Path | None) -> None:
-    """Measure the wanted sections one by one, printing and keeping each as soon as it is there."""
+    """Measure the wanted sections one by one; print and save each at once."""
     device = choose_device(wanted.device)
     began = time.monotonic()
     torch.set_num_threads(cores())
@@ -71,7 +71,7 @@ def measure(wanted: argparse.Namespace, out: Path | None) -> None:
 
 
 def results(made: Section, device: str) -> dict[str, Any]:
-    """The rows of a race with the work that was done and the least time that it takes at the machine's limits."""
+    """Return the rows of a race with their work and the least time that it needs at the machine's limits."""
     load = os.getloadavg()[0]
     measured = [limits.measure(device)]
 
@@ -85,14 +85,14 @@ def results(made: Section, device: str) -> dict[str, Any]:
         if "absent" not in row:
             trains = contender.options.get("job", "train") == "train"
             row["client_steps"] = contender.work.client_steps if trains else None
-            halved = contender.options.get("plan", {}).get("precision") == "bf16"  # at a rate that is not measured
+            halved = contender.options.get("plan", {}).get("precision") == "bf16"  # its rate is not measured
             whole = trains and contender.kind != "products"
             row["floor"] = limits.floor(contender.work, rates, row["tf32"]) if whole and not halved else None
     return {"rows": rows, "limits": rates._asdict(), "load": load, "others": "stopped"}
 
 
 def keep(path: Path, name: str, measured: dict[str, Any]) -> None:
-    """Put one section into the raw results and leave the others as they are."""
+    """Replace one section of the raw results."""
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = json.loads(path.read_text()) if path.exists() else {}
     kept[name] = measured

@@ -1,9 +1,9 @@
-"""What the weight of the prior and its first width do: pFedBayes on small MNIST, with one thing changed at a time.
+"""The effect of ζ and of the initial width ρ₀: pFedBayes on small MNIST with one change at a time.
 
     python -m benchmarks.choosing [--rounds 100] [--seeds 1]
 
-Trains what is missing (some minutes on a CPU) and writes docs/results/choosing.json, then choosing.md from it and from
-the curves in table1.json. Stopped, it goes on where it was.
+Train the missing runs (some minutes on a CPU), write docs/results/choosing.json, and write choosing.md from it and the
+curves in table1.json. Run the command again to continue after a stop.
 """
 
 from __future__ import annotations
@@ -26,34 +26,35 @@ RESULTS = Path("docs/results")
 PRIORS = [(0.1, -2.5), (1.0, -2.5), (10.0, -2.5), (100.0, -2.5), (1.0, -1.0), (1.0, -4.0), (1.0, -6.0)]
 PAGE = """# ζ and the prior width, measured
 
-Written by `python -m benchmarks.choosing` from choosing.json and table1.json beside it; do not edit.
-[What it means](../choosing.md).
+[Choosing ζ](../choosing.md) draws the conclusions from these tables. The first changes one setting at a time on small
+MNIST; the second follows the personal models at the paper's ζ = 10 over 800 rounds.
 
-## One thing changed
-
-pFedBayes on small MNIST ({train} training images and five labels per client), {rounds} rounds, {seeds} seed(s),
-{device}; means over clients, ten draws averaged. σ₀ = softplus(ρ₀) is the first standard deviation of every weight. KL:
-of the personal model from the shared one, median over clients, in nats. With so few seeds, differences of half a point
-are chance.
+## One setting changed at a time
 
 | ζ | ρ₀ | σ₀ | personal accuracy, % | NLL | ECE | shared accuracy, % | NLL | KL |
 |---|---|---|---|---|---|---|---|---|
 {rows}
 
-## Over the rounds, at the paper's ζ = 10
+pFedBayes on small MNIST ({train} training images and five labels per client), {rounds} rounds, {seeds} seed(s),
+{device}. Means over clients, average of ten draws. σ₀ = softplus(ρ₀) is the initial standard deviation of every weight.
+KL is KL(personal ‖ shared) in nats, median over clients. With so few seeds, differences of half a point are noise.
 
-The curves of Table 1 (preset paper, two-block labels, mean over seeds, ten draws averaged): the personal accuracy at
-its best evaluated round and at round 800, and how far the personal model is ahead of the shared one at both. The best
-round is picked on test data; it shows where the curve turns, not what one would get.
+## Over the rounds, at the paper's ζ = 10
 
 | data | size | best round | personal there, % | ahead of shared | personal at 800, % | ahead of shared |
 |---|---|---|---|---|---|---|
 {curves}
+
+The curves of Table 1: preset paper, two-block labels, mean over seeds, average of ten draws. The columns compare the
+personal with the shared model at the best evaluated round and at round 800. The best round is picked on test data, so
+it shows where the curve turns, not an achievable accuracy.
+
+Written by `python -m benchmarks.choosing` from choosing.json and table1.json beside it; do not edit.
 """
 
 
 def measure(zeta: float, rho0: float, rounds: int, seeds: int) -> dict[str, Any]:
-    """Train one run and note its last scores."""
+    """Train one run and return its final scores."""
     settings = [f"method.zeta={zeta}", f"method.rho0={rho0}", f"training.rounds={rounds}"]
     experiment = read_experiment(
         None, [*settings, f"training.evaluate_every={rounds}", "evaluation.estimators=['mc10']"]
@@ -79,7 +80,7 @@ def measure(zeta: float, rho0: float, rounds: int, seeds: int) -> dict[str, Any]
 
 
 def render(measured: list[dict[str, Any]], table1: list[dict[str, Any]]) -> str:
-    """The page, from the figures alone."""
+    """Return the page, from the measurements only."""
     first = measured[0]
     return PAGE.format(
         train=first["train"],
@@ -121,7 +122,7 @@ def _curve_rows(table1: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    """Measure what is missing, and write the page."""
+    """Measure the missing settings and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=1)

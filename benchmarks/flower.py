@@ -1,4 +1,4 @@
-"""FedAvg by Flower's simulation engine: one Ray actor per core, the same loop over batches in every client."""
+"""FedAvg with the simulation engine of Flower: one Ray actor per core, the same loop over batches in every client."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _examples(work: Work, client: int) -> Examples:
 
 @functools.cache
 def _shards(work: Work) -> Any:
-    torch.set_num_threads(1)  # as many actors as cores, so that no core has two threads
+    torch.set_num_threads(1)  # one actor per core, so that no core has two threads
     return work.shards()
 
 
@@ -38,7 +38,7 @@ def _module(work: Work) -> nn.Module:
 
 
 def train(work: Work, loader: bool, message: Any, context: Any) -> Any:
-    """The ClientApp: the shared model in, the client's model and its number of examples out."""
+    """Train a client: receive the shared model, return the client's model and its number of examples."""
     examples, module = _examples(work, int(context.node_config["partition-id"])), _module(work)
     module.load_state_dict(message.content["arrays"].to_torch_state_dict())
     config = message.content["config"]
@@ -52,10 +52,10 @@ def train(work: Work, loader: bool, message: Any, context: Any) -> Any:
 
 
 class Flower:
-    """Lives inside the ServerApp, which owns the grid."""
+    """The server loop, inside the ServerApp, which owns the grid."""
 
     def __init__(self, work: Work, grid: Any, pull_interval: float | None) -> None:
-        if pull_interval is not None:  # it asks for replies ten times a second if not told otherwise
+        if pull_interval is not None:  # by default it polls for replies ten times a second
             grid.pull_interval = pull_interval
         self._grid, self._round = grid, 0
         self._arrays = ArrayRecord(split_theta(work.first_theta().cpu(), work.module()))

@@ -1,4 +1,4 @@
-"""What the machine can do at best, and how long the least work of a round takes at that pace."""
+"""The rates of the machine, and the least time that a round needs at these rates."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from benchmarks.work import Work
 
 
 class Limits(NamedTuple):
-    """Measured rates: float32 matrix products without and with TF32 (the same on a CPU), and copying, where a byte
-    that is read and written counts twice."""
+    """Measured rates per second."""
 
-    flops: float
-    flops_tf32: float
-    bytes: float
+    flops: float  # of float32 matrix products
+    flops_tf32: float  # with TF32; the same on a CPU
+    bytes: float  # of a copy; a byte that is read and written counts twice
 
 
 def measure(device: str) -> Limits:
-    """Best of several: a large square matrix product, and a copy of an array that is larger than any cache."""
+    """Return the best of several: a large square matrix product, and a copy of an array larger than any cache."""
     size, numbers = (8192, 2**28) if device == "cuda" else (2048, 2**26)
     a, b, product = (torch.rand(size, size, device=device) for _ in range(3))
     source, target = (torch.ones(numbers, device=device) for _ in range(2))
@@ -40,7 +39,7 @@ def measure(device: str) -> Limits:
 
 
 def best(measured: list[Limits]) -> Limits:
-    """The highest rate of each kind: what disturbs a measurement only ever lowers it."""
+    """Return the highest rate of each kind: disturbances only lower a rate."""
     return Limits(*map(max, zip(*measured, strict=True)))
 
 
@@ -56,10 +55,10 @@ def _least_seconds(task: Callable[[], object], device: str, repeats: int = 3) ->
 
 
 def step_flops(work: Work) -> int:
-    """Floating-point operations of the matrix products and convolutions of one client-step, as torch counts them.
+    """Return the floating-point operations of the products and convolutions of one client-step, as torch counts them.
 
-    Forward and backward: 2 b T for each, and in the backward pass 2 b T more for the gradient of the inputs of every
-    layer but the first, which nobody needs.
+    2 b T each for the forward pass and for the gradient of the weights, and 2 b T for the gradient of the inputs of
+    every layer except the first.
     """
     module = work.module()
     x = torch.zeros(work.batch_size, *work.example_shape)
@@ -70,7 +69,7 @@ def step_flops(work: Work) -> int:
 
 
 def step_bytes(work: Work) -> int:
-    """Bytes that the element-wise part of one client-step reads and writes, in float32, each array once.
+    """Return the bytes that the element-wise part of one client-step reads and writes, in float32, each array once.
 
     pFedBayes: q and w, (2, T) each, and the two moments of both, read and written; the noise and the gradient of the
     weights, (T,) each, written and read. FedAvg: theta read and written, the gradient written and read.
@@ -81,6 +80,6 @@ def step_bytes(work: Work) -> int:
 
 
 def floor(work: Work, limits: Limits, tf32: bool) -> float:
-    """Seconds that a round takes at the measured rates if nothing overlaps."""
+    """Return the seconds that a round needs at the measured rates if nothing overlaps."""
     rate = limits.flops_tf32 if tf32 else limits.flops
     return work.client_steps * (step_flops(work) / rate + step_bytes(work) / limits.bytes)

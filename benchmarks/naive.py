@@ -20,7 +20,7 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "naive_pfedbayes.py"
 
 
 class Recording(PFedBayes):
-    """pFedBayes that remembers the batches and the noise it is given."""
+    """pFedBayes that records its batches and noise."""
 
     steps: ClassVar[list[tuple[Batch, Tensor]]] = []
 
@@ -30,7 +30,7 @@ class Recording(PFedBayes):
 
 
 class Naive:
-    """The first round takes the engine's batches and noise, so that results can be compared; later ones draw noise."""
+    """Plain loops. The first round uses the batches and noise of the engine, so that results can be compared."""
 
     def __init__(self, work: Work) -> None:
         spec = importlib.util.spec_from_file_location("naive_pfedbayes", EXAMPLE)

@@ -1,4 +1,4 @@
-"""The package itself, by any plan; what is timed is a training round or an evaluation."""
+"""The package itself with any plan: a training round or an evaluation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUN = 800  # rounds of a run in the paper
 
 
 def plan_for(work: Work, wishes: dict[str, Any]) -> Plan:
-    """The plan that the package chooses for a run of 800 rounds, with these fields changed."""
+    """Return the plan that the package chooses for a run of 800 rounds, with these fields changed."""
     training = dataclasses.replace(work.training(), rounds=RUN)
     plan = engine.plan_for(work.model(), work.rule(), training, work.clients, work.seeds, work.device)
     return dataclasses.replace(plan, **wishes)
@@ -34,7 +34,7 @@ def federation(work: Work, wishes: dict[str, Any], method: Method | None = None)
 
 
 def state(federation: Federation) -> Tensor:
-    """The shared model and, where there are any, the clients' own, as one vector."""
+    """Return the shared model and the personal models, if any, as one vector."""
     parts = [federation.servers[0].flatten()]
     if federation.method.about.personal:
         parts += [federation.personal_state(i).q.flatten() for i in range(federation.num_clients)]
@@ -47,7 +47,7 @@ class Ours:
     def __init__(self, work: Work, plan: dict[str, Any], job: Job = "train") -> None:
         self.federation = federation(work, plan)
         if job != "train":
-            self.federation.train_round()  # so that every client has a model of its own
+            self.federation.train_round()  # so that every client has a personal model
         jobs: dict[Job, Callable[[], object]] = {
             "train": self.federation.train_round,
             "mean": self._mean,
@@ -57,7 +57,7 @@ class Ours:
         self._job = jobs[job]
 
     def _mean(self) -> None:
-        """The mean network of both models on all test sets."""
+        """Evaluate the mean network of both models on all test sets."""
         self.federation.evaluate(estimators=("mean",))
 
     def train(self, rounds: int) -> None:

@@ -1,4 +1,4 @@
-"""The page, made from the raw results and from nothing else."""
+"""The page on speed, made from the raw results only."""
 
 from __future__ import annotations
 
@@ -11,42 +11,67 @@ from benchmarks.race import median_ratio
 
 HEADER = """# Speed
 
-Written by `make bench` (`python -m benchmarks --device cpu|cuda`) from the raw results beside it; do not edit.
-
-Every contender does the same work in a process of its own, with all cores for torch's threads unless its name says
-otherwise (Flower: one actor with one thread per core). The processes take turns. Those that are not on turn were
-stopped where it says so and idle elsewhere. On the CPU, threads without work spin for a moment and then sleep
-(`OMP_WAIT_POLICY=PASSIVE`, `GOMP_SPINCOUNT=500`). Times are medians over the turns, without start-up, compilation and
-warm-up. Rows of matrix products alone do nothing but those, client by client as we have them: what would be left if
-all else were free.
-
-- ratio: cost of a client-step beside the first row, unless the table says beside which (above 1: slower), the median
-  of the ratios turn by turn, so that what slows the machine down for a while cancels; then the smallest and the
-  largest of them.
-- differs: contenders that should compute the same were seen to do so before they were timed. This is the distance
-  between the models after the first round, as a fraction of the way that they have come from their start.
-- memory: the peak of the contender's processes together while it was timed, torch included and shared pages counted
-  in each; on a GPU what torch has allocated there.
-- roofline: the share of the measured time that the least work of a round would take at the rates measured in the same
-  run, if nothing overlaps; `benchmarks/limits.py` says what is counted.
-
-The load average before a table was measured says how busy the machine was with other things: near 0 is good.
+Every contender does the same work in its own process, and contenders that should compute the same are checked before
+they are timed. Times are medians over several turns, without start-up, compilation and warm-up. A ratio above 1 means
+slower than the default plan of this package.
 """
+SUMMARY_HEAD = """| device | work | ours, seconds per round | fastest other implementation | its ratio |
+|---|---|---|---|---|"""
+DETAILS = """<details markdown="1">
+<summary>How it is measured</summary>
+
+- Processes take turns. The others are stopped where the line below a table says so, and idle elsewhere.
+- Torch uses all cores unless the name of a contender says otherwise. Flower has one actor with one thread per core. On
+  the CPU, idle threads spin briefly and then sleep (`OMP_WAIT_POLICY=PASSIVE`, `GOMP_SPINCOUNT=500`).
+- ratio: cost of a client-step compared with the first row, or with the row that the table names. It is the median of
+  the ratios of single turns, so a busy machine cancels; the range of the ratios follows in parentheses.
+- differs: distance between the models of two contenders after the first round, as a fraction of the distance that the
+  models moved.
+- memory: peak of all processes of a contender while it is timed, with torch; shared pages count in each process. On a
+  GPU: what torch has allocated there.
+- roofline: the share of the measured time that the least work of a round needs at the rates measured in the same run,
+  if nothing overlaps. `benchmarks/limits.py` says what counts.
+- Rows of matrix products do nothing else, client by client as in this package: a lower limit.
+- load average: how busy the machine was with other things before a table was measured; near 0 is good.
+
+</details>
+
+Written by `make bench` (`python -m benchmarks --device cpu|cuda`) from the JSON files beside it; do not edit.
+"""
+OURS, LIMIT = "ours", "matrix products"
 
 
 def render(folder: Path, stem: str) -> str:
-    """The page from the files STEM_cpu.json and STEM_cuda.json that are in the folder."""
-    parts = [HEADER]
-    for device in ("cpu", "cuda"):
-        path = folder / f"{stem}_{device}.json"
-        if path.exists():
-            parts.append(f"## On the {'CPU' if device == 'cpu' else 'GPU'}\n")
-            parts += [section(measured) for measured in json.loads(path.read_text()).values()]
+    """Return the page from the files STEM_cpu.json and STEM_cuda.json, as far as they exist."""
+    raw = {
+        title: json.loads(path.read_text())
+        for device, title in (("cpu", "CPU"), ("cuda", "GPU"))
+        if (path := folder / f"{stem}_{device}.json").exists()
+    }
+    summary = [line for title, sections in raw.items() for line in summary_rows(title, sections)]
+    parts = [HEADER, *(["\n".join([SUMMARY_HEAD, *summary, ""])] if summary else []), DETAILS]
+    for title, sections in raw.items():
+        parts.append(f"## On the {title}\n")
+        parts += [section(measured) for measured in sections.values()]
     return "\n".join(parts)
 
 
+def summary_rows(device: str, sections: dict[str, dict[str, Any]]) -> list[str]:
+    """Return a row for every table that compares our default plan with other implementations."""
+    lines = []
+    for measured in sections.values():
+        present = [row for row in measured["rows"] if "absent" not in row]
+        others = [row for row in present if not row["name"].startswith((OURS, LIMIT))]
+        if present and others and present[0]["name"].startswith(OURS):
+            first = present[0]
+            best = min(others, key=lambda row: median_ratio(row["seconds"], first["seconds"]))
+            seconds = statistics.median(first["seconds"])
+            lines.append(f"| {device} | {measured['title']} | {seconds:.3g} | {best['name']} | {ratio(best, first)} |")
+    return lines
+
+
 def section(measured: dict[str, Any]) -> str:
-    """One table with where and when it was measured."""
+    """Return one table with where and when it was measured."""
     machine, limits = measured["machine"], measured["limits"]
     where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB"
     if machine["gpu"]:
@@ -95,7 +120,7 @@ def rows(measured: list[dict[str, Any]]) -> list[str]:
 
 
 def ratio(row: dict[str, Any], other: dict[str, Any]) -> str:
-    """Cost per client-step beside that of another contender where both train, else per turn of the job."""
+    """Return the cost relative to another contender: per client-step if both train, else per turn."""
     scale = other["client_steps"] / row["client_steps"] if row["client_steps"] and other["client_steps"] else 1.0
     middle = f"{scale * median_ratio(row['seconds'], other['seconds']):.2f}"
     ratios = [scale * a / b for a, b in zip(row["seconds"], other["seconds"], strict=True)]

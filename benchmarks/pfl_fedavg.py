@@ -1,4 +1,4 @@
-"""FedAvg by pfl's simulated backend on PyTorch."""
+"""FedAvg with the simulated backend of pfl on PyTorch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NEVER = 10**9
 
 
 class Scored(nn.Module):
-    """The network with the two functions that pfl asks for."""
+    """The network with the two functions that pfl requires."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -49,11 +49,11 @@ class Pfl:
         self._work, self._round = work, 0
 
         def dataset(client: int) -> Any:
-            """A client's batches of the coming round, one after another: an epoch of it is the whole round."""
+            """Return the batches of a client in the next round as one data set: its epoch is the round."""
             rows = examples[client].order(self._round).flatten()
             return Dataset((examples[client].x[rows], examples[client].y[rows]), user_id=str(client))
 
-        # In turn, so that a cohort of all clients is every client once.
+        # Minimal reuse: a cohort of all clients holds every client once.
         users = FederatedDataset(dataset, get_user_sampler("minimize_reuse", list(range(work.clients))))
         self._backend = SimulatedBackend(training_data=users, val_data=users)
         module = Scored(work.module().to(work.device))
@@ -69,7 +69,7 @@ class Pfl:
     def train(self, rounds: int) -> None:
         for _ in range(rounds):
             self._round += 1
-            # The algorithm counts its rounds on from one call to the next.
+            # The algorithm continues its count of rounds across calls.
             settings = NNAlgorithmParams(self._round, NEVER, self._work.clients, val_cohort_size=None)
             self._model = self._algorithm.run(
                 settings, self._backend, self._model, self._settings, send_metrics_to_platform=False

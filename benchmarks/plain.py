@@ -1,4 +1,4 @@
-"""FedAvg as a plain, good loop: one module, one SGD step after another, one client after another."""
+"""FedAvg as a plain PyTorch loop over clients and steps, with one module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def put(module: nn.Module, theta: Tensor) -> None:
 
 
 def train_client(module: nn.Module, batches: Iterable[Sequence[Tensor]], rate: float) -> None:
-    """The client's part of a round, in place."""
+    """Train the module in place on the batches of a round."""
     optimizer = torch.optim.SGD(module.parameters(), lr=rate)
     for x, y in batches:
         optimizer.zero_grad()
@@ -30,7 +30,7 @@ def train_client(module: nn.Module, batches: Iterable[Sequence[Tensor]], rate: f
 
 
 class Plain:
-    """loader: whether batches come from torch's DataLoader."""
+    """The loop over clients; loader: batches come from torch's DataLoader."""
 
     def __init__(self, work: Work, loader: bool = False) -> None:
         plan_for(work, {}).activate()

@@ -1,9 +1,9 @@
-"""Does the precision of matrix products on a GPU change accuracies? The same runs in each, on bundled MNIST.
+"""The effect of the precision of matrix products on accuracy: the same runs on bundled MNIST in every precision.
 
     python -m benchmarks.precision [--device cuda] [--out docs/results/precision.md]
 
-The DNN, and the VGG on digits padded to 32 x 32; several seeds at once. Batches and noise are the same in every
-precision, so differences are taken seed by seed.
+The nets are the DNN, and the VGG on digits padded to 32 x 32, with several seeds at once. Batches and noise are the
+same in every precision, so differences are taken per seed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from pfedbayes.nets import Init, Model, Net, mlp, vgg
 PRECISIONS: tuple[Precision, ...] = ("full", "tf32", "bf16")
 HEAD = """# Precision of matrix products
 
-Written by `{command}` on {device}. pFedBayes on medium MNIST, {seeds} seeds, accuracy in percent by ten draws after
-{rounds} rounds; the change against full precision with its standard error over seeds.
+pFedBayes on medium MNIST, {seeds} seeds: accuracy in percent by ten draws after {rounds} rounds. The change is against
+full precision, with its standard error over seeds. Written by `{command}` on {device}.
 
 | net | precision | personal | change | shared | change |
 |---|---|---|---|---|---|
@@ -36,7 +36,7 @@ Written by `{command}` on {device}. pFedBayes on medium MNIST, {seeds} seeds, ac
 
 
 def accuracies(shards: Shards, net: str, precision: Precision, args: argparse.Namespace) -> dict[str, torch.Tensor]:
-    """The mean accuracy over clients of each seed, by model."""
+    """Return the mean accuracy over clients for every seed, by model."""
     module = mlp([784, 100, 10]) if net == "DNN" else vgg(in_channels=1)
     method = PFedBayes() if net == "DNN" else PFedBayes(rho0=-4.0)
     if net == "VGG":
@@ -54,7 +54,7 @@ def accuracies(shards: Shards, net: str, precision: Precision, args: argparse.Na
 
 
 def main() -> None:
-    """Run everything and write the page."""
+    """Train in every precision and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--rounds", type=int, default=100)

@@ -1,4 +1,4 @@
-"""The matrix products of the MLP alone, of a training round or of an evaluation: what is left if all else is free."""
+"""Only the matrix products of the MLP, in a training round or an evaluation: a lower limit of the time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from benchmarks.work import Work
 
-ROWS = 1000  # examples of a product in an evaluation: more do not fit a cache
+ROWS = 1000  # examples per product in an evaluation: more do not fit into a cache
 
 
 class Products:
-    """job: a training round, all clients at once as the package has them, or both models on all test sets."""
+    """job: train is a training round of all clients at once, mean is both models on all test sets."""
 
     def __init__(self, work: Work, job: Literal["train", "mean"] = "train") -> None:
         evaluates = job == "mean"
@@ -33,7 +33,7 @@ class Products:
             grad = random(rows, outputs)
             self._backward.append((random(rows, inputs).mT, grad))  # the gradient of the weights
             if layer:
-                self._backward.append((grad, random(inputs, outputs).mT))  # and of the inputs, but for images
+                self._backward.append((grad, random(inputs, outputs).mT))  # the gradient of the inputs
 
     def train(self, rounds: int) -> None:
         for _ in range(rounds * self._repeats):
@@ -41,7 +41,7 @@ class Products:
                 torch.bmm(left, right)
 
     def outcome(self) -> Tensor:
-        raise NotImplementedError("products are no model")
+        raise NotImplementedError("matrix products have no model")
 
 
 def run(work: Work, options: dict[str, Any], serve: Callable[[Products], None]) -> None:

@@ -1,5 +1,7 @@
-"""Contenders taking turns: everybody ready first, then a few rounds of each in turn, several times over. Who is not on
-turn is stopped: some have threads and processes that are never quite idle."""
+"""Contenders take turns: all start up first, then each trains a few rounds per turn, several times.
+
+Contenders that wait are stopped, because some have threads and processes that are never quite idle.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,14 @@ from benchmarks.work import Work
 from benchmarks.worker import family
 
 ROOT = Path(__file__).parents[1]
-# How far contenders may differ, as a fraction of the way that the models go in a round. Where a gradient is next to
-# nothing Adam still takes a full step, so that rounding shows: 2e-4 for the MLP and 3e-3 for the VGG in float32. One
-# local step more in twenty is 4e-2 or more.
+# How far contenders may differ, as a fraction of the distance that the models move in a round. Adam takes a full step
+# even for tiny gradients, so rounding shows: 2e-4 for the MLP and 3e-3 for the VGG in float32. One local step more in
+# twenty is 4e-2 or more.
 TOLERANCE, TOLERANCE_TF32 = 0.03, 0.2
 
 # The same for every contender.
 ENVIRONMENT = {
-    "OMP_WAIT_POLICY": "PASSIVE",  # as the command pfedbayes has it
+    "OMP_WAIT_POLICY": "PASSIVE",  # as in the command pfedbayes
     "GOMP_SPINCOUNT": "500",
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -43,17 +45,19 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Contender:
-    """kind: the module of this package that it is; needs: a package of others without which it cannot start;
-    same: whether it computes what the first contender of its section computes; beside: the contender that its ratio is
-    to, the first if not given."""
+    """One row of a table of the page."""
 
     name: str
     kind: str
+    """The module of this package that implements it."""
     work: Work
     options: dict[str, Any] = field(default_factory=dict)
     needs: str | None = None
+    """A package that it requires."""
     same: bool = False
+    """Whether it must compute the same as the first contender of its section."""
     beside: str | None = None
+    """The contender that its ratio refers to; None: the first."""
 
     @property
     def missing(self) -> bool:
@@ -62,18 +66,21 @@ class Contender:
 
 @dataclass(frozen=True)
 class Turns:
-    """repeats: turns of each contender; a turn is so many rounds that it takes about `seconds`, or exactly `rounds`;
-    warm_up: rounds before the first turn."""
+    """How often and how long contenders train."""
 
     repeats: int
+    """Turns of each contender."""
     warm_up: int
+    """Rounds before the first turn."""
     seconds: float = 0.0
+    """About how long a turn takes."""
     rounds: int | None = None
+    """Rounds of a turn; None: as many as fit into `seconds`."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """Contenders of one table. The first is the one that the others are compared with, if they do not say which."""
+    """The contenders of one table. Ratios refer to the first unless a contender names another."""
 
     title: str
     note: str
@@ -84,17 +91,15 @@ class Section:
         names = {contender.name for contender in self.contenders}
         for contender in self.contenders:
             if contender.beside and contender.beside not in names:
-                raise ValueError(
-                    f"{contender.name!r} is to stand beside {contender.beside!r}, which is not in the table"
-                )
+                raise ValueError(f"{contender.name!r} is compared with {contender.beside!r}, which is not in the table")
 
 
 class Disagreement(Exception):
-    """Contenders that should compute the same do not."""
+    """Contenders that must compute the same do not."""
 
 
 class Failed(Exception):
-    """A contender's process has ended before its time."""
+    """The process of a contender ended too early."""
 
 
 class Worker:
@@ -121,7 +126,7 @@ class Worker:
 
     def __exit__(self, *_: object) -> None:
         self._signal(signal.SIGCONT)
-        with self._process:  # closes the pipes, so that it leaves its loop, and waits for it
+        with self._process:  # closes the pipes, so that the process leaves its loop, and waits
             assert self._process.stdin is not None
             self._process.stdin.close()
             try:
@@ -130,12 +135,12 @@ class Worker:
                 self._process.kill()
 
     def rest(self) -> None:
-        """Stop it with all that it has started."""
+        """Stop the process and all its descendants."""
         self._signal(signal.SIGSTOP)
 
     @contextlib.contextmanager
     def on_turn(self) -> Iterator[None]:
-        """Let it go on for this long."""
+        """Let the process run inside this context."""
         self._signal(signal.SIGCONT)
         yield
         self.rest()
@@ -146,20 +151,20 @@ class Worker:
                 os.kill(member, number)
 
     def hear(self) -> float:
-        """Wait for its answer: the seconds that the last order took."""
+        """Wait for the reply and return the seconds of the last order."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            complaint = self._errors.read_text().strip().splitlines() or ["no word why"]
+            complaint = self._errors.read_text().strip().splitlines() or ["no error message"]
             raise Failed(f"{self.contender.name}: {complaint[-1]}")
         answer = json.loads(line)
         self.memory_mb, self.tf32 = answer["memory_mb"], answer["tf32"]
         return float(answer["seconds"])
 
     def tell(self, order: dict[str, object]) -> None:
-        """Give it an order and do not wait."""
+        """Send an order without waiting for the reply."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # a dead one is noticed when it does not answer
+        with contextlib.suppress(BrokenPipeError):  # a dead process is noticed when it does not reply
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
 
@@ -168,11 +173,11 @@ class Worker:
         return self.hear()
 
     def train(self, rounds: int) -> float:
-        """Seconds that so many rounds take."""
+        """Train this many rounds and return the seconds."""
         return self._ask({"rounds": rounds})
 
     def forget_peak(self) -> None:
-        """Count its peak memory from here on: setting up may have taken more than training does."""
+        """Restart the measurement of peak memory: setup may need more than training."""
         self._ask({"forget_peak": True})
 
     def outcome(self, folder: Path) -> NDArray[np.float64]:
@@ -183,18 +188,18 @@ class Worker:
 
 
 def gap(found: NDArray[np.float64], expected: NDArray[np.float64], start: NDArray[np.float64]) -> float:
-    """How far two results lie apart, as a fraction of the way that they have come from the start."""
+    """Return the distance of two results as a fraction of the distance from the start."""
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected - start))
 
 
 def require_same(contender: Contender, difference: float, tf32: bool) -> None:
-    """Refuse to time what does not compute the same."""
+    """Raise if a contender does not compute the same."""
     if not difference < (TOLERANCE_TF32 if tf32 else TOLERANCE):
         raise Disagreement(f"{contender.name} differs by {difference:.1%} of a round from what it should compute")
 
 
 def race(section: Section, after_turn: Callable[[str], None]) -> list[dict[str, Any]]:
-    """A row of raw results for each contender, in the section's order."""
+    """Return a row of raw results for each contender, in the order of the section."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench")))
         workers: dict[str, Worker] = {}
@@ -224,7 +229,7 @@ def race(section: Section, after_turn: Callable[[str], None]) -> list[dict[str, 
         seconds: dict[str, list[float]] = {name: [] for name in workers}
         names = list(workers)
         for repeat in range(turns.repeats):
-            shift = repeat % len(names)  # nobody always comes after the same one
+            shift = repeat % len(names)  # contenders do not always follow the same one
             for name in names[shift:] + names[:shift]:
                 with workers[name].on_turn():
                     seconds[name].append(workers[name].train(rounds[name]) / rounds[name])
@@ -246,8 +251,7 @@ def race(section: Section, after_turn: Callable[[str], None]) -> list[dict[str, 
 
 
 def _first_round(workers: list[Worker], folder: Path) -> dict[str, float]:
-    """Train a first round of everybody at the same time, since most of it is setting up; see that those who should
-    come to the same models as the first contender do."""
+    """Train the first round of all contenders at once, since it is mostly setup, and compare the resulting models."""
     first, *others = workers
     comparable = [worker for worker in others if worker.contender.same]
     start = first.outcome(folder) if comparable else np.empty(0)
@@ -264,5 +268,5 @@ def _first_round(workers: list[Worker], folder: Path) -> dict[str, float]:
 
 
 def median_ratio(seconds: list[float], reference: list[float]) -> float:
-    """The median of the ratios turn by turn, so that what slows down the machine for a while cancels."""
+    """Return the median of the ratios of single turns, in which a temporarily slow machine cancels."""
     return statistics.median(a / b for a, b in zip(seconds, reference, strict=True))

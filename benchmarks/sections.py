@@ -1,4 +1,4 @@
-"""What is measured: the tables of the page."""
+"""The tables of the page on speed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pfedbayes.errors import UserError
 PLANS: dict[str, dict[str, Any]] = {
     "default plan": {},
     "eager": EAGER,
-    "not compiled": {"compile": False},  # but on a GPU replayed as a graph
+    "not compiled": {"compile": False},  # a GPU still replays a graph
     "compiled": {"compile": True},
     "TF32": {"precision": "tf32"},
     "full precision": {"precision": "full"},
@@ -28,11 +28,12 @@ PLANS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Amount:
-    """How much is measured: turns of each contender, local steps of a round, and numbers of clients to compare."""
+    """How much is measured."""
 
     turns: Turns
     local_steps: int
     clients: tuple[int, ...]
+    """Numbers of clients to compare."""
 
 
 FULL = Amount(Turns(repeats=9, warm_up=3, seconds=1.0), local_steps=20, clients=(10, 100, 1000, 10000))
@@ -40,7 +41,7 @@ QUICK = Amount(Turns(repeats=2, warm_up=1, seconds=0.2), local_steps=2, clients=
 
 
 def by_plans(work: Work, names: list[str]) -> list[Contender]:
-    """The package by these plans; one that is impossible here, or the same as an earlier one, is left out."""
+    """Return the package with these plans, without impossible and duplicate ones."""
     seen: list[Plan] = []
     contenders = []
     for name in names:
@@ -54,13 +55,13 @@ def by_plans(work: Work, names: list[str]) -> list[Contender]:
             continue
         seen.append(plan)
         title = f"ours, {name} ({', '.join(plan.words()[1:])})" if name == "default plan" else f"ours, {name}"
-        # Another precision is another computation.
+        # Another precision gives other results.
         contenders.append(Contender(title, "ours", work, {"plan": wishes}, same="precision" not in wishes))
     return contenders
 
 
 def loops(name: str, kind: str, work: Work) -> list[Contender]:
-    """A loop over clients with all cores and, on a CPU, with one thread, which suits its small steps better."""
+    """Return a loop over clients with all cores and, on a CPU, also with one thread, which suits small steps."""
     contenders = [Contender(name, kind, work, same=True)]
     if work.device == "cpu":
         contenders.append(Contender(f"{name}, one thread", kind, work, {"threads": 1}, same=True))
@@ -68,12 +69,12 @@ def loops(name: str, kind: str, work: Work) -> list[Contender]:
 
 
 def products(name: str, work: Work, **options: Any) -> list[Contender]:
-    """What is left if all else is free. Not on a GPU, where Python would launch them more slowly than we do."""
+    """Return the matrix products alone; none on a GPU, where Python launches them more slowly than the package."""
     return [Contender(name, "products", work, options)] if work.device == "cpu" else []
 
 
 def one_plan(device: str) -> dict[str, Any]:
-    """Options for works of different size: the plan that is chosen by itself compiles only what is long enough."""
+    """Return options for works of different size: the default plan compiles only long runs."""
     return {"plan": {"compile": has_compiler(device)}}
 
 
@@ -111,8 +112,8 @@ def fedavg(device: str, amount: Amount) -> Section:
     ]
     return Section(
         "FedAvg",
-        "The same data, network and amount of training. Everybody takes the same batches from the same start: cut out "
-        "of tensors that were converted once or, where it says DataLoader, put together by torch's example by example.",
+        "The same data, network and amount of training. All contenders use the same batches and the same start. "
+        "Batches are slices of tensors or, for DataLoader, assembled by torch example by example.",
         [*by_plans(work, ["default plan", "eager", "not compiled", "compiled"]), *others],
         amount.turns,
     )
@@ -146,8 +147,8 @@ def seeds(device: str, amount: Amount) -> Section:
     ]
     return Section(
         "Five seeds at once",
-        "pFedBayes. The ratio is to one seed of the same network: at 0.2 five at once would take as long as one, at 1 "
-        "as long as five in turn.",
+        "pFedBayes. The ratio refers to one seed of the same network: at 0.2 five seeds take as long as one, at 1 as "
+        "long as five runs in turn.",
         contenders,
         amount.turns,
     )
@@ -164,7 +165,7 @@ def evaluation(device: str, amount: Amount) -> Section:
     ]
     return Section(
         "Evaluation",
-        "Personal and shared model on all 47,500 test images of the MNIST federation, beside a training round of it.",
+        "Personal and shared model on all 47,500 test images of the MNIST federation, compared with a training round.",
         [
             *(Contender(name, "ours", work, {"plan": plan, "job": job}) for name, job, plan in jobs),
             *products("matrix products of the mean networks alone", work, job="mean"),
@@ -180,16 +181,16 @@ def scale(device: str, amount: Amount) -> Section:
         chosen = min(clients, 100)
         work = Work("pfedbayes", device, data="many", clients=clients, chosen=chosen, local_steps=steps)
         contenders.append(Contender(f"{clients:,} clients, {chosen} a round", "ours", work, one_plan(device)))
-    # Several rounds a turn: a GPU is told of a round while it is at work on the one before. And many before the first
-    # turn, where they are short: to lock memory for clients that are met for the first time is slow.
+    # Several rounds per turn: a GPU receives a round while it still works on the one before. Many warm-up rounds on a
+    # GPU: locking memory for clients that train for the first time is slow.
     each, before = 4, 300 if device == "cuda" else amount.turns.warm_up
     turns = Turns(repeats=min(amount.turns.repeats, 4), warm_up=before, rounds=each)
     rounds = before + turns.repeats * each
     met = clients * (1 - (1 - chosen / clients) ** rounds)  # of the last contender's
     return Section(
         "Number of clients",
-        f"pFedBayes on rows of MNIST, {steps} local steps. A client has a state once it has taken part: of "
-        f"{clients:,} clients about {met:,.0f} have after these {rounds} rounds, {before} of which are not timed.",
+        f"pFedBayes on rows of MNIST, {steps} local steps. Only clients that took part have a state: about "
+        f"{met:,.0f} of {clients:,} after these {rounds} rounds, {before} of which are not timed.",
         contenders,
         turns,
     )
@@ -205,7 +206,7 @@ def long(device: str, amount: Amount) -> Section:
     }
     return Section(
         "Runs of 800 rounds",
-        "Really run from end to end, without evaluation, after the first rounds have paid for compilation.",
+        "Complete runs without evaluation, timed after compilation.",
         [Contender(name, "ours", work, {"plan": {}}) for name, work in works.items()],
         Turns(repeats=1, warm_up=amount.turns.warm_up, rounds=800),
     )
@@ -218,8 +219,8 @@ SECTIONS: dict[str, Maker] = {
 
 
 def chosen(device: str, amount: Amount, only: list[str], full: bool) -> dict[str, Callable[[], Section]]:
-    """The sections to measure, by name; the long runs only where they are asked for."""
+    """Return the sections to measure, by name; long runs only on request."""
     names = only or [name for name in SECTIONS if name != "long" or full]
     if "long" in names and device != "cuda":
-        raise UserError("runs of 800 rounds are measured on a GPU only: add --device cuda, or leave them out")
+        raise UserError("runs of 800 rounds need a GPU: add --device cuda, or leave them out")
     return {name: partial(SECTIONS[name], device, amount) for name in names}

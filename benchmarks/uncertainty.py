@@ -1,10 +1,10 @@
-"""Who knows what it does not know? pFedBayes beside FedAvg and Local, as they are and with temperature scaling.
+"""Calibration and out-of-distribution detection of pFedBayes, FedAvg and Local, with and without temperature scaling.
 
     python -m benchmarks.uncertainty [--device cuda] [--rounds 60] [--seeds 1] [--data-dir DIR]
 
-MNIST and Fashion-MNIST, small and medium. Trains what is missing into run folders under --runs, measures it, writes
-the figures to OUT.json after every run and the tables to OUT.md. Stopped, it goes on where it was; a set whose files
-are not on this machine is left out and named.
+MNIST and Fashion-MNIST, small and medium. Train the missing runs into folders under --runs, write the measurements to
+OUT.json after every run, and write the tables to OUT.md. Run the command again to continue after a stop. Data sets
+whose files are missing are skipped and named.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pfedbayes.runs.saving import load
 from pfedbayes.trust import uncertainty as honesty
 
 SETS, SIZES = ("mnist", "fashion-mnist"), ("small", "medium")
-# One setting for all cells. FedAvg and Local get ten times the paper's rate: with it they are strong after few rounds.
+# One setting for all cells. FedAvg and Local use ten times the paper's learning rate, which is strong after few rounds.
 METHODS = {
     "pfedbayes": ("pFedBayes", ["method.zeta=1.0"]),
     "fedavg": ("FedAvg", ["method.eta=0.1"]),
@@ -31,29 +31,34 @@ METHODS = {
 VALIDATION = 0.2
 PAGE = """# Uncertainty
 
-Written by `python -m benchmarks.uncertainty` from the figures in the JSON file beside it; do not edit. Ten clients with
-five labels each (two-block split), a fifth of their training data held out for temperatures, conformal sets and
-abstention. Means over clients and seeds; pFedBayes by ten draws.
+The tables compare calibration, out-of-distribution detection, conformal sets and abstention of pFedBayes, FedAvg and
+Local. Ten clients have five labels each (two-block split), and a fifth of their training data is held out.
+[Reading the uncertainty](../uncertainty.md) explains what is guaranteed.
+"""
+NOTES = """## How to read the tables
+
+Means over clients and seeds; pFedBayes averages ten draws.
 
 {settings}
 
-- scaled: by a temperature fitted on validation data, a client's own for personal models, one for all for shared ones.
-- by MI: strange inputs told by the disagreement of the draws (mutual information) instead of the confidence.
+- scaled: with a temperature fitted on validation data, per client for personal models, one for all for shared models.
+- by MI: the score is the mutual information between prediction and weights instead of the confidence.
 - unseen labels: {unseen}.
-  A shared model has seen them, at other clients: for it 0.5 is no fault.
+  The shared model was trained on these labels by other clients, so 0.5 is expected for it.
 - other set: {other}.
 - rotated: {rotated}.
 - noisy: {noisy}.
-- sets: 90 % conformal sets (LAC), calibrated per client. answered: share of examples answered at a promised error of at
-  most 1 %, calibrated on all clients' validation data together; 0 where these cannot show it. Of models as they are
-  only: a temperature has seen the data to calibrate on.
+- sets: 90 % conformal sets (LAC), calibrated per client.
+- answered: share of examples answered at a promised error of at most 1 %, calibrated on the validation data of all
+  clients; 0 where these data cannot support the promise.
+- sets and answered exist only for unscaled models: the temperature has already used the calibration data.
 
-[Reading these numbers](../uncertainty.md) says what is guaranteed and what is not.
+Written by `python -m benchmarks.uncertainty` from the JSON file beside it; do not edit.
 """
 
 
 def settings_of(args: argparse.Namespace, name: str, size: str, method: str) -> list[str]:
-    """The overrides of one run."""
+    """Return the settings of one run that differ from the defaults."""
     return [
         f"data.name={name}", f"data.size={size}", f"data.validation={VALIDATION}", f"method.name={method}",
         *METHODS[method][1], f"training.rounds={args.rounds}", f"training.evaluate_every={args.rounds}",
@@ -62,13 +67,13 @@ def settings_of(args: argparse.Namespace, name: str, size: str, method: str) -> 
 
 
 def measure(args: argparse.Namespace, name: str, size: str, method: str) -> dict[str, Any]:
-    """Train one run if it is not there yet, and assess it."""
+    """Train one run unless it is finished, and assess it."""
     folder = args.runs / f"{name}-{size}-{method}-{args.rounds}-rounds-{args.seeds}-seeds"
     settings = settings_of(args, name, size, method)
     where = [f"data.dir={json.dumps(str(args.data_dir))}"] if args.data_dir else []
     experiment = read_experiment(None, [*settings, *where])
     seeds, begun = range(1, args.seeds + 1), (folder / runs.INFO).exists()
-    # Of a run that is finished nothing is left to do; one made with other settings is refused by name.
+    # A finished run is not trained again; a run with other settings is refused.
     for step in execute(experiment, folder, seeds, args.device, resume=begun):
         if step.round % 20 == 0:
             print(f"{folder.name}: round {step.round} of {step.rounds}", flush=True)
@@ -80,7 +85,7 @@ def measure(args: argparse.Namespace, name: str, size: str, method: str) -> dict
         "device": run.info.hardware.processor,
         "seconds": run.summary and run.summary.seconds,
         "commit": run.info.commit,
-        # Of every seed the mean over clients.
+        # The mean over clients for every seed.
         "figures": {
             which: {way: [[honesty.mean_rows([clients])] for clients in seeds] for way, seeds in ways.items()}
             for which, ways in assessed.items()
@@ -89,9 +94,9 @@ def measure(args: argparse.Namespace, name: str, size: str, method: str) -> dict
 
 
 def render(measured: dict[str, Any]) -> str:
-    """The page, from the figures alone."""
+    """Return the page, from the measurements only."""
     settings = sorted({_circumstances(cell) for cell in measured.values()})
-    parts = [PAGE.format(settings="\n".join(f"- {each}" for each in settings), **honesty.NAMES)]
+    parts = [PAGE]
     for name in SETS:
         for size in SIZES:
             cells = {method: measured.get(f"{name}-{size}-{method}") for method in METHODS}
@@ -101,6 +106,7 @@ def render(measured: dict[str, Any]) -> str:
             parts.append(f"## {name}, {size}\n")
             for title, columns in honesty.TABLES.items():
                 parts += [f"{title}:\n", *_table(cells, columns), ""]
+    parts.append(NOTES.format(settings="\n".join(f"- {each}" for each in settings), **honesty.NAMES))
     return "\n".join(parts)
 
 
@@ -122,7 +128,7 @@ def _table(cells: dict[str, Any], columns: tuple[str, ...]) -> list[str]:
 
 
 def main() -> None:
-    """Measure what is missing, and write the page."""
+    """Measure the missing cells and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--rounds", type=int, default=60)
@@ -138,7 +144,7 @@ def main() -> None:
     here = {source.name for source in available(args.data_dir) if source.found}
     for name in args.sets:
         if name not in here:
-            print(f"{name} is not on this machine and is left out: `pfedbayes data` says how to get it")
+            print(f"{name} is missing and skipped: `pfedbayes data` says how to get it")
             continue
         for size in args.sizes:
             for method in METHODS:
@@ -154,7 +160,7 @@ def main() -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file aside and rename it, so that a stop leaves the old one or the new one."""
+    """Write a file atomically: a stop leaves either the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.part")
     aside.write_text(text)

@@ -1,4 +1,4 @@
-"""The work of a race, the same for every contender: data, network, method and the amount of training."""
+"""The work of a race, the same for every contender: data, network, method and amount of training."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ from pfedbayes.nets import Init, Model, Net, mlp, vgg
 
 SEED = 1
 METHODS: dict[str, Method] = {"pfedbayes": PFedBayes(), "fedavg": FedAvg()}
-EXAMPLES = {"many": 250, "images": 125}  # of a client; those of the paper's small MNIST and small CIFAR-10
+EXAMPLES = {"many": 250, "images": 125}  # per client, as in the paper's small MNIST and small CIFAR-10
 
 
 @dataclass(frozen=True)
 class Work:
-    """data: "mnist" is the bundled set dealt as in the paper's small protocol (10 clients), "many" deals random rows
-    of it to any number of clients, "images" are random 32 x 32 colour images for the VGG; seeds: federations trained
-    at once; chosen: clients that train in a round (all if not given).
-    """
+    """The work of one contender."""
 
     method: Literal["pfedbayes", "fedavg"]
     device: str
     data: Literal["mnist", "many", "images"] = "mnist"
+    """mnist: the bundled set as in the paper's small protocol, 10 clients. many: random rows of it for any number of
+    clients. images: random 32 x 32 colour images for the VGG."""
     clients: int = 10
     local_steps: int = 20
     batch_size: int = 100
     seeds: int = 1
+    """Federations that train at once."""
     chosen: int | None = None
+    """Clients that train in a round; None: all."""
 
     @property
     def client_steps(self) -> int:
-        """Steps of a round, counted over all clients that train."""
+        """Local steps of a round, summed over the clients that train."""
         return self.seeds * (self.chosen or self.clients) * self.local_steps
 
     @property
@@ -50,18 +51,18 @@ class Work:
 
     @property
     def init(self) -> Init:
-        """How the first weights are drawn, as in the experiments of the paper."""
+        """The initialisation, as in the experiments of the paper."""
         return "kaiming" if self.data == "images" else self.rule().habits.init
 
     def module(self) -> nn.Module:
-        """The paper's network for such data, with weights that are not yet drawn."""
+        """Return the paper's network for these data, not yet initialised."""
         return vgg() if self.data == "images" else mlp([784, 100, 10])
 
     def model(self) -> Model:
         return Model(Net(self.module()), Classification())
 
     def rule(self) -> Method:
-        """The method with its own defaults."""
+        """Return the method with its defaults."""
         return METHODS[self.method]
 
     def training(self) -> Training:
@@ -92,12 +93,12 @@ class Work:
         return Shards(pool_x, pool_y, rows, none, none, names, num_classes=10)
 
     def first_theta(self) -> Tensor:
-        """The parameters (T,) that everybody's first shared model has."""
+        """Return the initial parameters (T,) of the shared model, the same for every contender."""
         return self.model().net.init(key(SEED, Purpose.INIT), self.init).to(self.device)
 
 
 class Examples:
-    """A client's training data as loops over clients want them: floats on the device, converted once."""
+    """The training data of a client for plain loops: floats on the device, converted once."""
 
     def __init__(self, work: Work, shards: Shards, client: int) -> None:
         self.work, self.client = work, client
@@ -106,19 +107,19 @@ class Examples:
         self.y = shards.y[rows].to(work.device)
 
     def order(self, round: int) -> Tensor:
-        """Rows of the batches of a round, (local_steps, batch_size): the ones that the engine takes too."""
+        """Return the rows (local_steps, batch_size) of the batches of a round, the same as in the engine."""
         per_round = self.work.local_steps * self.work.batch_size
         taken = positions(SEED, self.client, len(self.y), (round - 1) * per_round, per_round)
         return torch.from_numpy(taken).to(self.work.device).view(self.work.local_steps, self.work.batch_size)
 
     def batches(self, round: int, loader: bool = False) -> Iterable[Sequence[Tensor]]:
-        """Inputs and labels of each batch of a round, cut out of the tensors or by way of torch's DataLoader."""
+        """Return inputs and labels of each batch of a round, sliced from tensors or from torch's DataLoader."""
         if loader:
             return DataLoader(TensorDataset(self.x, self.y), batch_sampler=self.order(round).tolist())
         return ((self.x[rows], self.y[rows]) for rows in self.order(round))
 
 
 def split_theta(theta: Tensor, module: nn.Module) -> dict[str, Tensor]:
-    """A flat theta as the tensors of a module, by name."""
+    """Return a flat theta as the tensors of a module, by name."""
     parts = torch.split(theta, [weight.numel() for weight in module.parameters()])
     return {name: part.view_as(w) for (name, w), part in zip(module.named_parameters(), parts, strict=True)}

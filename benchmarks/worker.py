@@ -1,4 +1,4 @@
-"""One contender in a process of its own, told through its standard input when to work and for how long."""
+"""One contender in its own process; orders arrive on its standard input."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.work import Work
 
 
 class Trainer(Protocol):
-    """What a contender is: `outcome` is the vector by which contenders of the same algorithm are compared."""
+    """A contender. `outcome` is the vector that must agree among contenders of the same algorithm."""
 
     def train(self, rounds: int) -> None: ...
 
@@ -28,7 +28,7 @@ class Trainer(Protocol):
 
 
 def serve(work: Work, threads: int, replies: TextIO, trainer: Trainer) -> None:
-    """Obey {"rounds": n}, {"outcome": PATH} and {"forget_peak": true}; answer with the seconds that it took."""
+    """Execute {"rounds": n}, {"outcome": PATH} and {"forget_peak": true}; reply with the seconds of each order."""
     torch.set_num_threads(threads)
     print(json.dumps(_facts(work.device, 0.0)), file=replies)
     for line in sys.stdin:
@@ -55,12 +55,12 @@ def _forget_peak(device: str) -> None:
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     for member in family(os.getpid()):
-        with contextlib.suppress(OSError):  # only Linux has it; a process may have just ended
+        with contextlib.suppress(OSError):  # exists on Linux only; a process may have just ended
             Path(f"/proc/{member}/clear_refs").write_text("5")
 
 
 def family(ancestor: int) -> list[int]:
-    """A process and those that it started, and that these started."""
+    """Return a process and all its descendants."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -75,22 +75,22 @@ def family(ancestor: int) -> list[int]:
 
 
 def peak_bytes(process: int) -> int:
-    """The most memory that a process has held at once; pages it shares with others count in each."""
+    """Return the peak memory of a process; pages that it shares with others count in each."""
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    except OSError:  # it has just ended, or this is no Linux
+    except OSError:  # it has just ended, or this is not Linux
         return 0
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
+    """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def main() -> None:
     spec = json.loads(sys.argv[1])
-    # Libraries print what they like; the replies keep the real standard output for themselves.
+    # Libraries may print: only replies go to the real standard output.
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     torch.set_num_threads(cores())

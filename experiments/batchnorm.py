@@ -2,11 +2,11 @@
 
     python experiments/batchnorm.py --size large --data-dir DIR --out runs/batchnorm-large
 
-The public code of pFedMe, whose setting the paper follows, has a VGG with batch normalisation; clients send parameters
-and keep the running means and variances, and the shared model is tested at every client with the client's own, which
-have seen its labels alone. Here is the same in plain loops, with the network (but for the normalisation), data, batch
-size and rate of Table 1, and beside it the same model with the statistics of all clients taken together, which know of
-no client. A run that was stopped goes on where it was.
+The public code of pFedMe, whose setting the paper follows, has a VGG with batch normalisation. Clients send parameters
+and keep the running means and variances, and every client tests the shared model with its own statistics, which have
+seen only its labels. This script does the same in plain loops, with the data, batch size, learning rate and, except for
+the normalisation, the network of Table 1. It also tests the model with the pooled statistics of all clients. Run the
+command again to continue after a stop.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pfedbayes.data.config import SplitRule
 from pfedbayes.errors import UserError
 from pfedbayes.nets import vgg
 
-CHOSEN, STEPS, BATCH, RATE = 10, 20, 100, 0.01  # of Table 1
+CHOSEN, STEPS, BATCH, RATE = 10, 20, 100, 0.01  # as in Table 1
 
 
 def network(seed: int) -> nn.Module:
-    """The VGG of Table 1 with a batch normalisation after every convolution."""
+    """Return the VGG of Table 1 with batch normalisation after every convolution."""
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
     for layer in vgg():
@@ -44,14 +44,14 @@ def network(seed: int) -> nn.Module:
 
 
 def outputs(net: nn.Module, x: Tensor) -> Tensor:
-    """What the network says of images in bytes, in bfloat16 as in Table 1."""
+    """Return the outputs for images in bytes, in bfloat16 as in Table 1."""
     with torch.autocast("cpu", torch.bfloat16):
         answers: Tensor = net((x.float() * (2 / 255) - 1).contiguous(memory_format=torch.channels_last))
     return answers.float()
 
 
 def train(net: nn.Module, shards: Shards, client: int, draws: torch.Generator) -> None:
-    """The local steps of a client."""
+    """Take the local steps of a client."""
     net.train()
     optimizer = torch.optim.SGD(net.parameters(), lr=RATE)
     own = shards.train[client]
@@ -62,8 +62,8 @@ def train(net: nn.Module, shards: Shards, client: int, draws: torch.Generator) -
         optimizer.step()
 
 
-def together(statistics: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Means and variances of all clients' data as one."""
+def pooled(statistics: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the means and variances of the pooled data of all clients."""
     joint = {name: torch.stack([own[name] for own in statistics]).mean(0) for name in statistics[0]}
     for name in [name for name in joint if name.endswith("running_mean")]:
         means = torch.stack([own[name] for own in statistics])
@@ -73,7 +73,7 @@ def together(statistics: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def accuracy(net: nn.Module, shards: Shards, statistics: list[dict[str, Tensor]]) -> float:
-    """In percent, over the test images of all clients, each client with its statistics."""
+    """Return the accuracy in percent over the test images of all clients, each with its statistics."""
     net.eval()
     right = 0
     for own, rows in zip(statistics, shards.test, strict=True):
@@ -84,11 +84,11 @@ def accuracy(net: nn.Module, shards: Shards, statistics: list[dict[str, Tensor]]
 
 
 def main() -> None:
-    """Train, and print a line whenever the model is tested."""
+    """Train, and print a line for every test."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=("small", "medium", "large"), default="large")
     parser.add_argument(
-        "--split", choices=get_args(SplitRule), default="stratified", help="how images are dealt, see data.split"
+        "--split", choices=get_args(SplitRule), default="stratified", help="how images are assigned, see data.split"
     )
     parser.add_argument("--rounds", type=int, default=800)
     parser.add_argument("--every", type=int, default=20, help="rounds between tests")
@@ -126,8 +126,8 @@ def main() -> None:
         if round % args.every and round != args.rounds:
             continue
         net.load_state_dict(shared, strict=False)
-        own, joint = accuracy(net, shards, statistics), accuracy(net, shards, [together(statistics)] * len(statistics))
-        print(f"round {round}: {own:.2f} % with own statistics, {joint:.2f} % with those of all", flush=True)
+        own, joint = accuracy(net, shards, statistics), accuracy(net, shards, [pooled(statistics)] * len(statistics))
+        print(f"round {round}: {own:.2f} % with own statistics, {joint:.2f} % with pooled statistics", flush=True)
         clients = {f"{i}.{name}": value for i, its in enumerate(statistics) for name, value in its.items()}
         named = {f"shared.{name}": value.contiguous() for name, value in shared.items()}
         partial = state_file.with_suffix(".new")

@@ -84,6 +84,16 @@ def test_the_page_keeps_the_devices_apart(tmp_path):
     assert both.startswith(render(tmp_path, "speed"))
 
 
+def test_the_page_opens_with_the_fastest_other_implementation(tmp_path):
+    rows_of_section = [
+        row("ours, default plan", [1.0]), row("slow", [5.0]), row("fast", [3.0]), row("matrix products alone", [0.5])
+    ]  # fmt: skip
+    section = {"title": "FedAvg", "note": "n", "rows": rows_of_section} | stamp()
+    (tmp_path / "speed_cpu.json").write_text(json.dumps({"fedavg": section}))
+    page = render(tmp_path, "speed")
+    assert page.index("| CPU | FedAvg | 1 | fast | 3.00 |") < page.index("## On the CPU")
+
+
 def test_the_page_of_the_repository_is_made_from_its_raw_results():
     assert bench.PAGE.read_text() == render(bench.PAGE.parent, "speed")
 

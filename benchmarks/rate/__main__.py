@@ -2,8 +2,8 @@
 
     python -m benchmarks.rate [--device cuda] [--replicates 5] [--out docs/results]
 
-What is measured is kept in theory.json, one point of a curve after another; run again, it goes on from there.
-`pfedbayes results` writes the page from it as well.
+The measurements are kept in theory.json, one point of a curve after another. Run the command again to continue.
+`pfedbayes paper results` also writes the page.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--replicates", type=int, default=5, help="federations per point, each with its own functions")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[], help="only these n")
-    parser.add_argument("--rounds", type=int, help="other than the default, to see that it works")
-    parser.add_argument("--out", type=Path, default=FOLDER, help="the folder of theory.json and of the page")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[], help="measure only these n")
+    parser.add_argument("--rounds", type=int, help="number of rounds, for a short trial")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="the folder of theory.json and the page")
     return parser.parse_args(argv)
 
 
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def to_do(units: list[Unit], replicates: int, records: list[dict[str, Any]]) -> dict[Unit, list[int]]:
-    """The replicates of each unit that are not among the records."""
+    """Return the replicates of each unit that have no record."""
     have = {(unit_of(record), record["replicate"]) for record in records}
     most = {unit: min(replicates, CHANGED_REPLICATES) if unit.series in rate.CHANGES else replicates for unit in units}
     left = {unit: [r for r in range(1, most[unit] + 1) if (unit, r) not in have] for unit in units}
@@ -73,11 +73,11 @@ def to_do(units: list[Unit], replicates: int, records: list[dict[str, Any]]) -> 
 def missing(
     units: list[Unit], replicates: int, records: list[dict[str, Any]], device: str
 ) -> Iterator[list[dict[str, Any]]]:
-    """Measure what is not there yet, unit by unit: one process per core, or one for a GPU."""
+    """Measure the missing replicates unit by unit: one process per core, or one for a GPU."""
     work = to_do(units, replicates, records)
     began = time.monotonic()
     workers = 1 if device == "cuda" else cores()
-    context = multiprocessing.get_context("spawn")  # a forked process must not use torch's threads
+    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
     with ProcessPoolExecutor(workers, context) as pool:
         waiting = [pool.submit(measure_all, unit, numbers, device) for unit, numbers in work.items()]
         for done, future in enumerate(as_completed(waiting), start=1):

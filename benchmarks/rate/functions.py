@@ -1,4 +1,4 @@
-"""Random functions on [-1, 1]^d of known smoothness, and clients whose functions differ a little."""
+"""Random functions of known smoothness on [-1, 1]^d, slightly different for every client."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-WAVES = {1: 64, 2: 12}  # the highest frequency by dimension: far above what the largest n can resolve
+WAVES = {1: 64, 2: 12}  # the highest frequency by dimension, far above what the largest n resolves
 
 
 class Functions(NamedTuple):
-    """One function per client, sums of waves: frequencies (F, d), weights of cosines and sines (N, F)."""
+    """One function per client, each a sum of waves."""
 
-    frequencies: Array
-    cosines: Array
-    sines: Array
+    frequencies: Array  # (F, d)
+    cosines: Array  # weights (N, F)
+    sines: Array  # weights (N, F)
 
     def __call__(self, client: int, x: Array) -> Array:
-        """Values (n,) of a client's function at x (n, d)."""
+        """Return the values (n,) of a client's function at x (n, d)."""
         angles = math.pi * x @ self.frequencies.T
         values: Array = np.cos(angles) @ self.cosines[client] + np.sin(angles) @ self.sines[client]
         return values
@@ -31,11 +31,11 @@ class Functions(NamedTuple):
 def draw_functions(
     generator: np.random.Generator, smoothness: float, dimension: int, clients: int, difference: float
 ) -> Functions:
-    """f^i = (f_0 + difference * g^i) / sqrt(1 + difference^2), with f_0 and all g^i drawn alike, of mean square 1.
+    """Draw f^i = (f_0 + difference * g^i) / sqrt(1 + difference^2) with f_0 and g^i of one law and mean square 1.
 
-    The wave of frequency k has Gaussian weights of standard deviation |k|^-(beta + d/2). Such functions have the Hölder
-    exponents below beta and no others, and what lies beyond frequency K has a mean square of about K^(-2 beta): for
-    them too the best rate that can be had is n^(-2 beta/(2 beta + d)).
+    The wave of frequency k has Gaussian weights of standard deviation |k|^-(beta + d/2). Such functions have every
+    Hölder exponent below beta and no larger one. Their part beyond frequency K has mean square of about K^(-2 beta),
+    so the best possible rate is n^(-2 beta/(2 beta + d)) for them too.
     """
     lattice = [
         k for k in product(range(-WAVES[dimension], WAVES[dimension] + 1), repeat=dimension) if k > (0,) * dimension

@@ -1,4 +1,4 @@
-"""Train pFedBayes on noisy values of random functions, and measure how far the posteriors are from the functions."""
+"""Train pFedBayes on noisy values of random functions and measure the error of its posteriors."""
 
 from __future__ import annotations
 
@@ -24,19 +24,22 @@ from pfedbayes.paper.theory import hellinger_squared
 
 CLIENTS = 10
 BATCH = 400
-POINTS = 2000  # at which a posterior is compared with its function
+POINTS = 2000  # test points per function
 
 
 def measure_all(unit: Unit, replicates: list[int], device: str) -> list[dict[str, Any]]:
-    """All replicates of a unit in one process, which compiles once for all of them."""
+    """Measure all replicates of a unit in one process, which compiles only once."""
     return [measure(unit, replicate, device) for replicate in replicates]
 
 
 def measure(unit: Unit, replicate: int, device: str) -> dict[str, Any]:
-    """Errors of each client's posterior after training, one federation with functions and data of its own.
+    """Train one federation on its own functions and data, and return the errors of every client's posterior.
 
-    hellinger and l2 are averaged over the posterior, as in Theorem 1; l2_of_mean is the error of its mean prediction.
-    log_ratio and kl are the terms of a client's objective, Eqs. (14) and (15).
+    hellinger: d^2 averaged over the posterior. Its mean over clients is Eq. (17), which Theorem 1 bounds.
+    l2: squared error averaged over the posterior.
+    l2_of_mean: squared error of the mean prediction.
+    log_ratio: l_n of Eq. (15), averaged over the posterior.
+    kl: KL(q || w). The client's objective, Eq. (14), is log_ratio + zeta kl.
     """
     start = time.monotonic()
     generator = np.random.default_rng([replicate, round(10 * unit.smoothness), unit.dimension])
@@ -79,7 +82,7 @@ def _train(unit: Unit, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], seed: i
     method = PFedBayes(zeta=unit.zeta, eta_personal=unit.eta, eta_global=unit.eta, noise_std=unit.weight_noise)
     training = Training(rounds=unit.rounds, batch_size=BATCH, seed=seed)
     plan = plan_for(model, method, training, CLIENTS, 1, device)
-    # The nets are tiny: a step is all overhead, which a compiler takes away and threads do not.
+    # The nets are tiny, so a step is mostly overhead: compiling removes it, threads do not.
     plan = dataclasses.replace(plan, compile=has_compiler(plan.device), threads=None if plan.device == "cuda" else 1)
     federation = Federation(shards, model, method, training, [seed], "torch", plan)
     for _ in federation.rounds():
@@ -88,6 +91,6 @@ def _train(unit: Unit, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], seed: i
 
 
 def _outputs(federation: Federation, client: int, x: np.ndarray[Any, Any]) -> torch.Tensor:
-    """What DRAWS networks of a client's posterior say at x: (DRAWS, n)."""
+    """Return the outputs (DRAWS, n) at x of networks drawn from a client's posterior."""
     outputs = federation.predict("personal", client, torch.from_numpy(x.astype(np.float32)), samples=DRAWS)
     return outputs[..., 0].double().cpu()

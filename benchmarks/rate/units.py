@@ -1,4 +1,4 @@
-"""What is measured: the points of the curves."""
+"""The points of the curves that are measured."""
 
 from __future__ import annotations
 
@@ -13,26 +13,22 @@ from pfedbayes.paper.theory import Constants, Setting, chosen_num_params, width_
 
 @dataclass(frozen=True)
 class Unit:
-    """One point of a curve: `size` examples per client of functions of this smoothness, and how they are trained on.
+    """One point of a curve."""
 
-    budget is the C_1 of the corollary T = C_1 n^(d/(2 beta + d)). exact: targets without noise, so that the error is
-    bias alone. weight_noise: 0 with zeta 0 is a network and no posterior, so that the bias is the optimiser's alone.
-    """
-
-    series: str
-    smoothness: float
-    dimension: int
-    size: int
+    series: str  # the name of the curve
+    smoothness: float  # beta, of the functions
+    dimension: int  # d, of the inputs
+    size: int  # n, examples per client
     zeta: float = 1.0
-    budget: float = 15.0
+    budget: float = 15.0  # C_1 of the corollary T = C_1 n^(d/(2 beta + d))
     rounds: int = 400
-    eta: float = 0.005
-    exact: bool = False
-    weight_noise: float = 1.0
+    eta: float = 0.005  # both learning rates
+    exact: bool = False  # targets without noise: the error is bias
+    weight_noise: float = 1.0  # 0 with zeta 0: a plain network, whose bias is that of the optimiser
 
     @cached_property
     def setting(self) -> Setting:
-        """The unit in the words of the theory, with the width that the corollary chooses."""
+        """The setting of the theory, with the width that the corollary chooses."""
         wanted = Setting(
             size=self.size,
             inputs=self.dimension,
@@ -46,7 +42,7 @@ class Unit:
 
 
 def unit_of(record: dict[str, Any]) -> Unit:
-    """The unit that a record was measured for."""
+    """Return the unit of a record."""
     return Unit(**{field.name: record[field.name] for field in dataclasses.fields(Unit)})
 
 

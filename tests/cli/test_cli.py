@@ -150,7 +150,7 @@ def test_files_that_are_no_results_are_one_line_with_exit_code_2(tmp_path):
     (tmp_path / "sweep.toml").write_text('[[rows]]\nmethod = "fedavg"\n')
     before = sorted(tmp_path.iterdir())
     for arguments, words in (
-        (["results", "."], "figure3.json does not hold Figure 3"),
+        (["paper", "results", "."], "figure3.json does not hold Figure 3"),
         (
             ["sweep", "sweep.toml", "--out", "out", "--collect", "--results", "all.json", "--import", "wrong.json"],
             "wrong.json does not hold the results of a sweep",

@@ -1,4 +1,4 @@
-"""The study of batch normalisation (experiments/batchnorm.py): what its figures rest on."""
+"""The study of batch normalisation, experiments/batchnorm.py."""
 
 import runpy
 from pathlib import Path
@@ -18,10 +18,10 @@ def study():
     return SimpleNamespace(**runpy.run_path(str(PATH)))
 
 
-def test_statistics_together_are_those_of_all_data_as_one(study):
+def test_pooled_statistics_are_those_of_the_pooled_data(study):
     data = torch.randn(4, 100, 3, generator=torch.Generator().manual_seed(1)) + torch.arange(4)[:, None, None]
     statistics = [{"1.running_mean": own.mean(0), "1.running_var": own.var(0, correction=0)} for own in data]
-    joint = study.together(statistics)
+    joint = study.pooled(statistics)
     torch.testing.assert_close(joint["1.running_mean"], data.flatten(0, 1).mean(0))
     torch.testing.assert_close(joint["1.running_var"], data.flatten(0, 1).var(0, correction=0))
 

@@ -1,4 +1,4 @@
-"""The command `pfedbayes bound`: the setting of an experiment or a run, the table and the words."""
+"""The command `pfedbayes paper bound`: the setting of an experiment or a run, its table and its sentences."""
 
 import dataclasses
 import json
@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 from pfedbayes.errors import UserError
-from pfedbayes.paper import bound as theorem
 from pfedbayes.paper import theory
+from pfedbayes.paper.bound import explain, read_case
 from pfedbayes.paper.theory import Constants, Setting
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
 def command(monkeypatch, capsys, *arguments):
-    """The command line in this process: exit code, output, errors."""
+    """Run the command line in this process; return its exit code, output and errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # typer's, of click
         from pfedbayes import cli
-    monkeypatch.setattr(sys, "argv", ["pfedbayes", "bound", *map(str, arguments)])
+    monkeypatch.setattr(sys, "argv", ["pfedbayes", "paper", "bound", *map(str, arguments)])
     with pytest.raises(SystemExit) as done:
         cli.main()
     captured = capsys.readouterr()
@@ -51,12 +51,12 @@ zeta = 3.0
 
 class TestCase:
     def test_without_a_source_it_is_the_papers_medium_mnist_as_the_file_says_it(self):
-        from_file = theorem.case_of(EXPERIMENTS / "mnist_medium.toml")
-        assert theorem.case_of(None).setting == from_file.setting == Setting()
+        from_file = read_case(EXPERIMENTS / "mnist_medium.toml")
+        assert read_case(None).setting == from_file.setting == Setting()
         assert any("regression" in note for note in from_file.notes)
 
     def test_an_experiment_gives_sizes_net_and_zeta(self, tmp_path):
-        case = theorem.case_of(experiment_file(tmp_path, REGRESSION))
+        case = read_case(experiment_file(tmp_path, REGRESSION))
         assert case.setting == Setting(size=40, layers=2, width=6, inputs=2, outputs=1, zeta=3.0)
         assert case.notes == ()
 
@@ -67,7 +67,7 @@ class TestCase:
         path = experiment_file(tmp_path, REGRESSION + "[training]\nrounds = 1\nlocal_steps = 1\n")
         for _ in execute(read_experiment(path), tmp_path / "run", [1]):
             pass
-        assert theorem.case_of(tmp_path / "run") == theorem.case_of(path)
+        assert read_case(tmp_path / "run") == read_case(path)
 
     def test_a_federation_kept_from_python_does_not_know_its_data(self, tmp_path):
         from federations import trained
@@ -76,7 +76,7 @@ class TestCase:
 
         save(trained(PFedBayes()), tmp_path / "kept")
         with pytest.raises(UserError, match="no data and no net"):
-            theorem.case_of(tmp_path / "kept")
+            read_case(tmp_path / "kept")
 
     def test_what_the_theorem_assumes_otherwise_is_said(self, tmp_path):
         text = """
@@ -90,11 +90,11 @@ class TestCase:
             [method]
             zeta = 0.5
         """
-        case = theorem.case_of(experiment_file(tmp_path, text))
+        case = read_case(experiment_file(tmp_path, text))
         assert (case.setting.width, case.setting.layers, case.setting.zeta) == (8, 2, 1.0)
         smallest = int(re.search(r"clients have (\d+) to", case.notes[0]).group(1))
         assert case.setting.size == smallest
-        assert all(word in " ".join(case.notes) for word in ("widths [8, 5]", "regression", "not as 0.5"))
+        assert all(word in " ".join(case.notes) for word in ("widths [8, 5]", "regression", "instead of 0.5"))
 
     @pytest.mark.parametrize(
         ("text", "words"),
@@ -106,38 +106,38 @@ class TestCase:
     )
     def test_what_it_is_not_about_is_refused(self, tmp_path, text, words):
         with pytest.raises(UserError, match=words):
-            theorem.case_of(experiment_file(tmp_path, text))
+            read_case(experiment_file(tmp_path, text))
 
 
-class TestWords:
+class TestExplain:
     def test_vacuous_and_from_where_it_is_not(self):
-        told = " ".join(theorem.words(Setting()))
+        told = " ".join(explain(Setting()))
         assert "vacuous" in told
         assert f"from n = {theory.useful_size(Setting()):.3g}" in told
 
     def test_not_vacuous(self):
         s = dataclasses.replace(Setting(), size=theory.useful_size(Setting()))
-        told = " ".join(theorem.words(s))
-        assert "vacuous" not in told
+        told = " ".join(explain(s))
+        assert "not vacuous" in told
         assert f"at most {theory.theorem1(s):.3g}" in told
 
     def test_never(self):
         s = Setting(dimension=1e4, zeta=1.0, constants=Constants(C_0=2))
-        assert "No n makes it say something" in " ".join(theorem.words(s))
+        assert "stays vacuous for every n" in " ".join(explain(s))
 
     def test_constants_that_were_given_are_named(self):
-        assert "all 1" in theorem.words(Setting())[-1]
-        assert "C_prime = 2" in theorem.words(Setting(constants=Constants(C_prime=2)))[-1]
+        assert "1 for all" in explain(Setting())[-1]
+        assert "C_prime = 2" in explain(Setting(constants=Constants(C_prime=2)))[-1]
 
     def test_assumption_3_is_checked(self):
         """Where r_n is positive, sigma_n^2 > B^2 takes a small B and far more parameters than examples."""
         s = Setting(size=2, width=100, inputs=1, outputs=10**6, weight_bound=0.05)
-        assert "Assumption 3 does not hold" in " ".join(theorem.words(s))
-        assert "Assumption 3" not in " ".join(theorem.words(dataclasses.replace(s, size=10**6)))
+        assert "Assumption 3 does not hold" in " ".join(explain(s))
+        assert "Assumption 3" not in " ".join(explain(dataclasses.replace(s, size=10**6)))
 
 
 class TestCommand:
-    def test_the_table_and_the_words(self, monkeypatch, capsys):
+    def test_the_table_and_the_sentences(self, monkeypatch, capsys):
         code, out, _ = command(monkeypatch, capsys)
         assert code == 0
         assert all(word in out for word in ("σ_n", "79,510", "Theorem 1", "(20)", "vacuous", "per client"))

@@ -172,8 +172,8 @@ class TestCommand:
         smooth = [record for record in kept["records"] if record["series"] == "β = 2"]
         changed = [record for record in kept["records"] if record["series"] in CHANGES]
         path.write_text(json.dumps(kept | {"records": smooth + changed}))
-        _, _, tables = rate.page(rate.read(path))
-        assert [[title for title, _ in table.blocks] for table in tables] == [[""], *[["β = 2"]] * 3]
+        tables = rate.page(rate.read(path)).tables
+        assert [[title for title, _ in table.blocks] for table in tables] == [["β = 2"], [""], *[["β = 2"]] * 2]
         path.write_text(json.dumps(kept | {"records": changed}))
         before = len(measured)
         command.main(asked)
@@ -193,8 +193,7 @@ class TestPage:
     kept = json.loads((command.FOLDER / "theory.json").read_text())
 
     def table(self, caption):
-        _, _, tables = rate.page(self.kept)
-        return next(table for table in tables if table.caption == caption)
+        return next(table for table in rate.page(self.kept).tables if table.caption == caption)
 
     def test_slopes_are_those_of_the_measurements(self):
         rows = dict(dict(self.table("The rate").blocks)["β = 2"])
@@ -204,7 +203,7 @@ class TestPage:
 
     def test_the_bound_is_as_vacuous_as_it_says(self):
         table = self.table("The bound at the paper's sizes")
-        assert "It is vacuous at these sizes" in table.notes[0]
+        assert "Theorem 1 is vacuous at 3 of the paper's 3 training-set sizes." in rate.page(self.kept).lead
         at = table.heads.index("Theorem 1")
         ((_, rows),) = table.blocks
         assert [float(cells[at]) > 1000 for _, cells in rows] == [True] * 3

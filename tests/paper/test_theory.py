@@ -145,6 +145,11 @@ class TestHellinger:
         ends = theory.hellinger_squared(torch.tensor([largest]), torch.tensor([-largest]), sigma_eps)
         assert float(ends) == pytest.approx(factor * (2 * largest) ** 2, rel=1e-6)
 
+    def test_the_bound_in_l2_is_the_rate_over_it(self):
+        """Eq. (24): C_F times the L2 error is at most the Hellinger distance, which is at most the rate."""
+        s = Setting(inputs=3)
+        assert theory.l2_bound(s, 1.5, 0.8) * theory.l2_factor(1.5, 0.8) == pytest.approx(theory.convergence_rate(s))
+
 
 class TestWhereThePaperDisagreesWithItself:
     """What docs/theory.md says of the paper."""

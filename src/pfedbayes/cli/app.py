@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 import pfedbayes
-from pfedbayes.cli import assessing, federations, listing, paper, running, serving
+from pfedbayes.cli import assessing, federations, listing, paper, running, serving, sweeping
 from pfedbayes.cli.common import escape
 from pfedbayes.errors import UserError
 
@@ -26,12 +26,9 @@ COMMANDS: list[Callable[..., None]] = [
     running.report,
     listing.methods,
     listing.data,
-    paper.results,
-    paper.figure3,
-    paper.sweep,
+    sweeping.sweep,
     assessing.certify,
     assessing.uncertainty,
-    assessing.bound,
     serving.predict,
     serving.personalize,
     serving.export,
@@ -50,6 +47,7 @@ app = typer.Typer(
 for command in COMMANDS:
     app.command()(command)
 app.add_typer(federations.app, name="federation")
+app.add_typer(paper.app, name="paper")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Commands that assess models: certificates, uncertainty, the paper's bound."""
+"""Commands that assess models: certificates and uncertainty."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pfedbayes.cli.common import DataDir, Device
+from pfedbayes.cli.common import Device
 
 
 def certify(
@@ -91,63 +91,3 @@ def uncertainty(
         Console().print(table)
     for name, meaning in honesty.NAMES.items():
         typer.echo(f"{name}: {meaning}")
-
-
-def bound(
-    source: Annotated[
-        Path | None, typer.Argument(help="An experiment file or a run folder. Without one: the paper's medium MNIST.")
-    ] = None,
-    n: Annotated[int | None, typer.Option("--n", help="Examples of a client.")] = None,
-    layers: Annotated[int | None, typer.Option(help="L, the number of hidden layers.")] = None,
-    width: Annotated[int | None, typer.Option(help="M, the width of each.")] = None,
-    inputs: Annotated[int | None, typer.Option(help="s_0, the numbers that go in.")] = None,
-    outputs: Annotated[int | None, typer.Option(help="The numbers that come out.")] = None,
-    weight_bound: Annotated[float | None, typer.Option("--bound", help="B, the largest weight.")] = None,
-    zeta: Annotated[float | None, typer.Option(help="Weight of the KL term, at least 1.")] = None,
-    smoothness: Annotated[float | None, typer.Option("--beta", help="Smoothness of the true functions.")] = None,
-    dimension: Annotated[
-        float | None, typer.Option("--d", help="Intrinsic dimension of the data. Default: that of the inputs.")
-    ] = None,
-    constants: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--constant",
-            metavar="NAME=VALUE",
-            help="C, C_prime, C_second, C_0, C_1, C_2, delta: what the paper leaves open. Default: 1, and delta 1.01.",
-        ),
-    ] = None,
-    data_dir: DataDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
-) -> None:
-    """Print the terms of the paper's Theorem 1 and what they say about a network and its data.
-
-    Examples:
-
-    pfedbayes bound                                       the paper's medium MNIST
-
-    pfedbayes bound experiments/mnist_small.toml --d 13   another experiment, of data of intrinsic dimension 13
-
-    pfedbayes bound --n 1000000 --width 20 --inputs 2 --outputs 1 --beta 2
-    """
-    from pfedbayes.paper import bound as theorem
-
-    case = theorem.case_of(source, data_dir)
-    given = {
-        "size": n, "layers": layers, "width": width, "inputs": inputs, "outputs": outputs, "zeta": zeta,
-        "weight_bound": weight_bound, "smoothness": smoothness, "dimension": dimension,
-        "constants": theorem.constants_of(constants) if constants else None,
-    }  # fmt: skip
-    case = case._replace(setting=theorem.adapted(case.setting, **given))
-    if as_json:
-        typer.echo(json.dumps(theorem.as_json(case)))
-        return
-    s = case.setting
-    table = Table(title=f"n = {s.size:,}, L = {s.layers}, M = {s.width}, s_0 = {s.inputs}, ζ = {s.zeta:g}")
-    for heading in ("term", "equation", "value", "what it is"):
-        table.add_column(heading, justify="right" if heading == "value" else "left")
-    for term in theorem.terms(s):
-        value = f"{term.value:,}" if isinstance(term.value, int) else f"{term.value:.4g}"
-        table.add_row(term.letter, term.equation, value, term.meaning)
-    Console().print(table)
-    for sentence in [*theorem.words(s), *(f"Note: {note}." for note in case.notes)]:
-        typer.echo(sentence)

@@ -1,4 +1,4 @@
-"""The bound for a network, an experiment or a run: its terms as a table, and what it says in plain words."""
+"""The terms of Theorem 1 for an experiment or a run, and a plain reading of them."""
 
 from __future__ import annotations
 
@@ -19,49 +19,54 @@ from pfedbayes.runs.experiment import fit_net, from_sections, method_name
 
 
 class Case(NamedTuple):
-    """A setting of the theory, and what has to be said of the experiment that it stands for."""
+    """The setting of the theory that stands for an experiment.
+
+    notes: assumptions of the theorem that the experiment breaks, and what was taken instead.
+    """
 
     setting: Setting
     notes: tuple[str, ...] = ()
 
 
 class Term(NamedTuple):
-    """A line of the table: its name for scripts, the paper's letter and equation, the value, and what it is."""
+    """A row of the table that `pfedbayes paper bound` prints."""
 
-    name: str
-    letter: str
+    name: str  # the key in the JSON output
+    letter: str  # of the paper
     equation: str
     value: float
     meaning: str
 
 
-def constants_of(texts: Sequence[str]) -> Constants:
-    """The constants of the paper from texts such as "C_prime=2"."""
+def parse_constants(texts: Sequence[str]) -> Constants:
+    """Read the constants of the paper from texts such as "C_prime=2"."""
     values = {}
     for text in texts:
         if "=" not in text:
-            raise UserError(f"--constant {text!r} is not understood: write NAME=VALUE, e.g. --constant C_prime=2")
+            raise UserError(f"--constant {text!r} has no '=': write NAME=VALUE, e.g. --constant C_prime=2")
         _, name, value = parse_override(f"constants.{text}")
         values[name] = value
     return build(Constants, values, "constants")
 
 
-def case_of(source: Path | None, data_dir: Path | None = None) -> Case:
-    """The setting of an experiment file or a run folder; without one the paper's medium MNIST."""
+def read_case(source: Path | None, data_dir: Path | None = None) -> Case:
+    """Return the setting of an experiment file or a run folder; None: the paper's medium MNIST."""
     if source is None:
         return Case(Setting())
     experiment = from_sections(_sections(source))
     name = method_name(experiment.method)
     if not isinstance(experiment.method, PFedBayes):
-        raise UserError(f"{source} trains {name}, and the theorem is about pfedbayes: give an experiment of that")
+        raise UserError(
+            f"{source} trains {name}, but the theorem is about pfedbayes: give an experiment with that method"
+        )
     net, shards = experiment.net, None
     if net.name in (None, "mlp"):
         shards = load_shards(experiment.data, data_dir)
         net = fit_net(net, shards, experiment.method)
     if shards is None or net.name != "mlp" or not net.hidden:
         raise UserError(
-            f"{source} has the net {net.name!r}, and the theorem is about fully connected nets with hidden layers: "
-            "leave the file out and give --n, --layers, --width and --inputs of one"
+            f"{source} has the net {net.name!r}, but the theorem is about fully connected nets with hidden layers: "
+            "give --n, --layers, --width and --inputs instead of the file"
         )
     return _case(shards, net.hidden, experiment.method)
 
@@ -71,22 +76,24 @@ def _sections(source: Path) -> dict[str, Any]:
         return read_toml(source)
     run = runs.read_run(source)
     if run.info.digest is None:
-        raise UserError(f"{source} holds no data and no net: leave it out and give --n, --layers, --width and --inputs")
+        raise UserError(f"{source} holds no data and no net: give --n, --layers, --width and --inputs instead of it")
     return run.sections
 
 
 def _case(shards: Shards, hidden: tuple[int, ...], method: PFedBayes) -> Case:
-    """Where the theorem assumes what the experiment does not keep, the nearest thing to which it does apply."""
+    """Return the nearest setting that the theorem covers, with a note for every assumption that does not hold."""
     sizes = [len(indices) for indices in shards.train]
     notes = []
     if len(set(sizes)) > 1:
-        notes.append(f"clients have {min(sizes)} to {max(sizes)} examples; n is the smallest, which all of them have")
+        notes.append(f"clients have {min(sizes)} to {max(sizes)} examples; n is the smallest of these numbers")
     if len(set(hidden)) > 1:
-        notes.append(f"the hidden layers have widths {list(hidden)}; M is the largest, of which the net is a part")
+        notes.append(f"the hidden layers have widths {list(hidden)}; M is the largest of them")
     if shards.num_classes is not None:
-        notes.append("the theorem is about regression; for labels its figures show an order of magnitude at best")
+        notes.append(
+            "the theorem is about regression; for classification the values show an order of magnitude at best"
+        )
     if method.zeta < 1:
-        notes.append(f"the theorem needs zeta of at least 1, so it is taken as 1 and not as {method.zeta:g}")
+        notes.append(f"the theorem needs zeta of at least 1: 1 is used instead of {method.zeta:g}")
     setting = Setting(
         size=min(sizes),
         layers=len(hidden),
@@ -98,62 +105,70 @@ def _case(shards: Shards, hidden: tuple[int, ...], method: PFedBayes) -> Case:
     return Case(setting, tuple(notes))
 
 
-def adapted(setting: Setting, **given: Any) -> Setting:
-    """The setting with what is given, None meaning that it is not."""
+def with_changes(setting: Setting, **given: Any) -> Setting:
+    """Return the setting with the given values; None keeps the value of the setting."""
     return dataclasses.replace(setting, **{name: value for name, value in given.items() if value is not None})
 
 
 def terms(s: Setting) -> list[Term]:
-    """The quantities of Section 3, in the paper's order."""
+    """Return the quantities of Section 3, in the paper's order."""
     exponent = theory.rate_exponent(s.smoothness, s.d)
     return [
         Term("num_params", "T", "", s.num_params, "parameters of the network"),
         Term("scale_a", "A", "(10)", theory.scale_a(s), "scale of σ_n²"),
-        Term("sigma_n", "σ_n", "(9)", math.sqrt(theory.sigma_n_squared(s)), "spread of a weight in the proof"),
+        Term(
+            "sigma_n", "σ_n", "(9)", math.sqrt(theory.sigma_n_squared(s)), "standard deviation of a weight in the proof"
+        ),
         Term("r_n", "r_n", "(11)", theory.r_n(s), "estimation error"),
         Term("xi_n", "ξ_n", "(21)", theory.xi_n(s), f"approximation error, β = {s.smoothness:g}, d = {s.d:g}"),
         Term("epsilon_n_squared", "ε_n²", "(13)", theory.epsilon_n(s) ** 2, "r_n log^2δ(n)"),
-        Term("lemma1", "Lemma 1", "(18)", theory.lemma1(s, 0.0), "added to the objective over n: C ε_n²"),
+        Term("lemma1", "Lemma 1", "(18)", theory.lemma1(s, 0.0), "C ε_n², added to the objective over n"),
         Term("lemma2", "Lemma 2", "(19)", theory.lemma2(s), "bound on the objective l_n + ζ KL"),
         Term("theorem1", "Theorem 1", "(20)", theory.theorem1(s), "bound on the squared Hellinger distance"),
-        Term("chosen_num_params", "T", "Sec. 3", theory.chosen_num_params(s), "what the corollary chooses for T"),
+        Term(
+            "chosen_num_params",
+            "T",
+            "Sec. 3",
+            theory.chosen_num_params(s),
+            "the number of parameters that the corollary chooses",
+        ),
         Term("minimax_rate", "", "(25)", theory.minimax_rate(s), f"minimax rate n^{exponent:.3g}"),
-        Term("convergence_rate", "", "(22)", theory.convergence_rate(s), "that rate times log^2δ(n)"),
+        Term("convergence_rate", "", "(22)", theory.convergence_rate(s), "minimax rate times log^2δ(n)"),
     ]
 
 
-def words(s: Setting) -> list[str]:
-    """What the figures mean, in sentences."""
+def explain(s: Setting) -> list[str]:
+    """Return sentences that say what the terms mean."""
     bound, useful = theory.theorem1(s), theory.useful_size(s)
-    says = f"that the averaged squared Hellinger distance is at most {bound:.3g}"
+    says = f"the averaged squared Hellinger distance is at most {bound:.3g}"
     if bound < LARGEST_DISTANCE:
-        told = [f"The bound says something at this size: {says}, where 1 would be the largest that there is."]
+        told = [f"The bound is not vacuous: {says}, and the largest possible distance is 1."]
     elif useful is not None:
         told = [
-            f"The bound is vacuous at this size: it says {says}, and that can never exceed 1 anyway.",
-            f"It would say something from n = {useful:.3g} per client on.",
+            f"The bound is vacuous: {says}, but no such distance exceeds 1.",
+            f"It falls below 1 from n = {useful:.3g} examples per client.",
         ]
     else:
         share = s.constants.C_second * theory.xi_n(s) / s.zeta
         told = [
-            f"The bound is vacuous at this size: it says {says}, and that can never exceed 1 anyway.",
-            f"No n makes it say something: the approximation error alone counts {share:.3g}.",
+            f"The bound is vacuous: {says}, but no such distance exceeds 1.",
+            f"It stays vacuous for every n: the approximation error alone contributes {share:.3g}.",
         ]
     variance = theory.sigma_n_squared(s)
     if variance > s.weight_bound**2:
-        told.append(f"Assumption 3 does not hold: σ_n² = {variance:.3g} is more than B² = {s.weight_bound**2:.3g}.")
+        told.append(f"Assumption 3 does not hold: σ_n² = {variance:.3g} exceeds B² = {s.weight_bound**2:.3g}.")
     unknown = dataclasses.asdict(s.constants)
     delta = unknown.pop("delta")
     told.append(
-        "The paper gives no values for the constants C. Here they are "
-        + ("all 1" if set(unknown.values()) == {1.0} else ", ".join(f"{k} = {v:g}" for k, v in unknown.items()))
-        + f", and δ = {delta:g}: the figures show how the bound grows, not how large it is."
+        "The paper gives no values for the constants C. This table uses "
+        + ("1 for all" if set(unknown.values()) == {1.0} else ", ".join(f"{k} = {v:g}" for k, v in unknown.items()))
+        + f", and δ = {delta:g}: the values show how the bound grows, not how large it is."
     )
     return told
 
 
 def as_json(case: Case) -> dict[str, Any]:
-    """The table and what goes with it, for scripts."""
+    """Return the setting, the terms and the notes for the option --json."""
     s = case.setting
     return {
         "setting": dataclasses.asdict(s) | {"dimension": s.d},

@@ -1,4 +1,4 @@
-"""The paper's Figure 3: how the predictions of personal models become sure as training goes on."""
+"""The measurements behind Figure 3: predictive uncertainty of personal models during training."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pfedbayes.runs.experiment import Experiment, build_federation
 ROUNDS = (0, 1, 10)
 CLIENTS = 5
 SAMPLES = 100
-IMAGES = 500  # test images of a client over which its entropy is averaged, about
+IMAGES = 500  # about this many test images per client enter the mean entropy
 DIGITS = 4
 
 
 def write(experiment: Experiment, path: Path, device: str = "auto", data_dir: Path | None = None) -> None:
-    """Train and write what the figure shows."""
-    runs.refuse_folder(path)  # before minutes are spent
+    """Train and write the measurements to a JSON file."""
+    runs.refuse_folder(path)  # before training
     content = json.dumps(measure(experiment, device, data_dir), indent=1)
     with runs.writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,9 +32,9 @@ def write(experiment: Experiment, path: Path, device: str = "auto", data_dir: Pa
 
 
 def measure(experiment: Experiment, device: str = "auto", data_dir: Path | None = None) -> dict[str, Any]:
-    """Answers of the first clients' personal models to one of their test images each, at each of the rounds."""
+    """Figure 3: the predictions of five personal models for one test image each, at rounds 0, 1 and 10."""
     if not experiment.method.about.stochastic or not experiment.method.about.personal:
-        raise UserError(f"{experiment.method.about.title} has no personal models to draw: use method.name=pfedbayes")
+        raise UserError(f"{experiment.method.about.title} has no personal weight draws: use method.name=pfedbayes")
     shards = load_shards(experiment.data, data_dir)
     federation = build_federation(experiment, shards, [experiment.training.seed], device=device)
     clients = range(min(CLIENTS, len(shards.names)))
@@ -57,13 +57,13 @@ def measure(experiment: Experiment, device: str = "auto", data_dir: Path | None 
 
 
 def _image(federation: Federation, client: int) -> int:
-    """The test image that a client is asked about; test sets are sorted by label, so another label for each."""
+    """Return the test image for a client. Test sets are sorted by label, so every client gets another label."""
     own = federation.shards.test[client]
     return int(own[len(own) * (2 * client + 1) // (2 * CLIENTS)])
 
 
 def _answer(federation: Federation, client: int) -> dict[str, Any]:
-    """Probabilities for one test image with their spread over draws, and the mean uncertainty over many."""
+    """Return label probabilities of one image, their spread over draws, and the mean uncertainty over many images."""
     shards, own = federation.shards, federation.shards.test[client]
     rows = torch.cat([torch.tensor([_image(federation, client)]), own[:: max(1, len(own) // IMAGES)]])
     outputs = federation.predict("personal", client, shards.x[rows], SAMPLES).cpu()

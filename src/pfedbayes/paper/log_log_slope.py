@@ -1,4 +1,4 @@
-"""Slopes in logarithms, and how sure one can be of them."""
+"""Slopes on logarithmic axes, with bootstrap confidence intervals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Array = NDArray[np.float64]
 
 
 class Slope(NamedTuple):
-    """An exponent with the ends of its 95 % interval."""
+    """An exponent with its 95 % confidence interval [low, high]."""
 
     value: float
     low: float
@@ -20,14 +20,14 @@ class Slope(NamedTuple):
 
 
 def fit(sizes: Sequence[float], errors: Array) -> Array:
-    """The exponent a of errors ~ c * sizes^a by least squares in logarithms; errors (..., sizes)."""
+    """Return the exponent a of errors ~ c * sizes^a by least squares in logarithms; errors (..., sizes)."""
     x = np.log(sizes) - np.log(sizes).mean()
     slopes: Array = np.log(errors) @ x / (x @ x)
     return slopes
 
 
 def errors_of(records: Sequence[dict[str, Any]], name: str) -> tuple[list[int], Array]:
-    """The sizes of a curve, and errors (replicates, clients, sizes) of the replicates that have all of them."""
+    """Return the sizes of a curve, and the errors (replicates, clients, sizes) of its complete replicates."""
     sizes = sorted({record["size"] for record in records})
     table = {(record["replicate"], record["size"]): [c[name] for c in record["clients"]] for record in records}
     whole = whole_replicates(records)
@@ -35,7 +35,7 @@ def errors_of(records: Sequence[dict[str, Any]], name: str) -> tuple[list[int], 
 
 
 def whole_replicates(records: Sequence[dict[str, Any]]) -> list[int]:
-    """The replicates that have all sizes of a curve."""
+    """Return the replicates that have all sizes of a curve."""
     by_replicate: dict[int, set[int]] = {}
     for record in records:
         by_replicate.setdefault(record["replicate"], set()).add(record["size"])
@@ -44,10 +44,10 @@ def whole_replicates(records: Sequence[dict[str, Any]]) -> list[int]:
 
 
 def slope(sizes: Sequence[float], errors: Array, resamples: int = 2000) -> Slope:
-    """The exponent of the mean error, errors (replicates, clients, sizes), with a bootstrap interval.
+    """Return the exponent of the mean error, errors (replicates, clients, sizes), with a bootstrap interval.
 
-    The clients of a replicate share a part of their functions, so replicates are drawn first and then clients in each;
-    a replicate has the same functions at every size, so it is drawn for all sizes at once.
+    Clients of a replicate share part of their functions: the bootstrap draws replicates, then clients in each. A
+    replicate has the same functions at every size, so it is drawn for all sizes at once.
     """
     generator = np.random.default_rng(0)
     replicates, clients, _ = errors.shape

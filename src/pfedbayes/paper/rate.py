@@ -1,4 +1,4 @@
-"""The bound of the theory at the paper's sizes, and the rate that `python -m benchmarks.rate` has measured."""
+"""The page on the theory: the bound at the paper's sizes and the rate that `python -m benchmarks.rate` measures."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from pfedbayes.errors import UserError
 from pfedbayes.paper import theory
 from pfedbayes.paper.log_log_slope import Slope, errors_of, fit, slope, whole_replicates
+from pfedbayes.paper.pages import Page
 from pfedbayes.report.charts import Figure, Series, log_chart
 from pfedbayes.report.page import Table
 from pfedbayes.runs.reading import NUMBER, Kinds, read_json, require_keys
@@ -19,11 +20,11 @@ from pfedbayes.runs.reading import NUMBER, Kinds, read_json, require_keys
 Records = list[dict[str, Any]]
 Curves = dict[str, Records]  # by name
 
-# The experiment as far as its page tells of it.
+# Settings of the experiment that its page states.
 DIFFERENCE = 0.5  # of the clients' functions, see `benchmarks.rate.functions.draw_functions`
-SIGMA_EPS = 1.0  # as large as the functions: so that what can be learned, and not the optimiser, limits the error
+SIGMA_EPS = 1.0  # as large as the functions, so that estimation and not the optimiser limits the error
 DRAWS = 50
-# What bends a curve? The same points, fewer of them, with one thing changed.
+# Ablations: a few points of the curve with one change each.
 CHANGES: dict[str, dict[str, Any]] = {
     "no noise in the targets": {"exact": True},
     "nor in the weights, and no prior": {"exact": True, "zeta": 0.0, "weight_noise": 0.0},
@@ -33,7 +34,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "ζ = 10": {"zeta": 10.0},
 }
 
-TITLE = "Theory: the bound, and the rate as measured"
+TITLE = "Theory: the bound and the measured rate"
 SIZES_OF_THE_PAPER = (250, 1000, 4500)
 ERRORS = {
     "hellinger": "squared Hellinger distance",
@@ -41,33 +42,34 @@ ERRORS = {
     "l2_of_mean": "L2 error of the mean prediction",
 }
 ABOUT = (
-    "The last measurements were made on {date} ({on}, commit {commit}), earlier ones may be of earlier commits. What "
-    "all of it means is in docs/theory.md."
+    "The last measurements are from {date} ({on}, commit {commit}); earlier ones may be from earlier commits.",
+    "docs/theory.md explains the results.",
 )
 ABOUT_THE_BOUND = (
-    "Theorem 1 for the paper's DNN on MNIST with β = 1, ζ = 10, B = 2 and all unknown constants 1, as “pfedbayes "
-    "bound” prints it. It is vacuous at these sizes: a squared Hellinger distance is never more than 1, so a bound "
-    "above 1 says nothing."
+    "Theorem 1 for the paper's MLP on MNIST with β = 1, ζ = 10, B = 2 and all unknown constants 1, as “pfedbayes paper "
+    "bound” prints it. A squared Hellinger distance is at most 1, so a bound above 1 is vacuous."
 )
 ABOUT_THE_RATE = (
-    "pFedBayes with ζ = 1 on {clients} clients whose functions on [-1, 1] have smoothness β: y = f^i(x) + ε with ε of "
-    "standard deviation {noise:g}, as large as the functions themselves; f^i is a common function plus {difference:g} "
-    "times one of the client's own. One hidden layer of ReLUs with T = {budget:g} n^(1/(2β+1)) parameters as the "
-    "corollary wants it, {rounds} rounds of 20 steps, both rates {eta:g}, everything else as in the paper. Each "
-    "replicate has functions and data of its own.",
-    "Errors are those of the personal posteriors after the last round against the true functions, by {draws} draws. "
-    "Slopes are fitted by least squares in logarithms, with 95 % intervals by bootstrap over replicates and the "
-    "clients in them. Beside them stand the minimax exponent -2β/(2β+1) and the slopes of the paper's r_n and ε_n² "
-    "over the same n and T, which their logarithms make flatter.",
+    "Slopes are least-squares fits in logarithms, with 95 % intervals by bootstrap over replicates and their clients. "
+    "The minimax exponent is -2β/(2β+1). The slopes of the paper's r_n and ε_n² over the same n and T are flatter "
+    "because of their logarithms."
+)
+SETTING_OF_THE_RATE = (
+    "The rate: pFedBayes with ζ = 1 on {clients} clients. Client i observes y = f^i(x) + ε on [-1, 1] with noise of "
+    "standard deviation {noise:g}, as large as the functions; f^i has smoothness β and is a common function plus "
+    "{difference:g} times the client's own function.",
+    "The network has one hidden ReLU layer and T = {budget:g} n^(1/(2β+1)) parameters, as in the corollary. Training "
+    "takes {rounds} rounds of 20 steps at learning rates {eta:g}; all other settings are the paper's. Each replicate "
+    "draws new functions and data.",
+    "Errors compare the personal posteriors after the last round with the true functions, by {draws} draws.",
 )
 ABOUT_THE_LEMMAS = (
-    "With the true functions known, both sides of the lemmas can be computed, but for the constants. The last two "
-    "columns are the smallest C and C' with which they hold at that n (ξ_n left out, C = 0 where the objective alone "
-    "is enough)."
+    "The true functions are known, so both sides of the lemmas can be computed up to the constants. C and C' are the "
+    "smallest constants for which the lemmas hold at that n, without ξ_n; C = 0 where the objective alone is enough."
 )
 ABOUT_THE_CHANGES = (
-    "The curve for β = 1 once more at fewer n, each time with one thing changed: L2 error of the mean prediction, and "
-    "what it was for the same functions and data without the change."
+    "The curve for β = 1 at fewer n, with one change each: L2 error of the mean prediction and, in parentheses, the "
+    "error without the change for the same functions and data."
 )
 RECORD: Kinds = {
     "series": str, "smoothness": NUMBER, "dimension": int, "size": int, "zeta": NUMBER, "budget": NUMBER,
@@ -76,7 +78,7 @@ RECORD: Kinds = {
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What the experiment has kept."""
+    """Read the measurements of the experiment."""
     remedy = "measure it with python -m benchmarks.rate, or remove it"
     kept: dict[str, Any] = read_json(path, "measurements of the rate", _check, remedy)
     return kept
@@ -92,20 +94,44 @@ def _check(content: Any) -> None:
             require_keys(client, dict.fromkeys((*ERRORS, "log_ratio", "kl"), NUMBER), f"a client of record {number}")
 
 
-def page(kept: dict[str, Any]) -> tuple[str, list[str], list[Table]]:
-    """Title, sentences and tables, made from what the experiment has kept and from nothing else."""
+def page(kept: dict[str, Any]) -> Page:
+    """Return the page, made from the measurements only."""
     curves: Curves = {}
     for record in kept["records"]:
         curves.setdefault(record["series"], []).append(record)
     main = {label: own for label, own in sorted(curves.items()) if label not in CHANGES and _has_a_slope(own)}
     if not main:
-        raise UserError("no curve of the rate has been measured at two n yet: go on with python -m benchmarks.rate")
+        raise UserError("no curve of the rate has been measured at two n yet: continue with python -m benchmarks.rate")
     known = {own[0]["smoothness"] for own in main.values()}
     changed = {name: curves[name] for name in CHANGES if name in curves and curves[name][0]["smoothness"] in known}
     about = kept["about"]
-    notes = [ABOUT.format(on=about["machine"]["gpu"] or about["machine"]["cpu"], **about)]
-    tables = [_bound_table(), _slope_table(main), _error_table(main), _lemma_table(main)]
-    return TITLE, notes, [*tables, _change_table(main, changed)] if changed else tables
+    on = about["machine"]["gpu"] or about["machine"]["cpu"]
+    notes = [*_setting_notes(main), *(text.format(on=on, **about) for text in ABOUT)]
+    tables = [_slope_table(main), _bound_table(), _error_table(main), _lemma_table(main)]
+    return Page(TITLE, _lead(main), [*tables, _change_table(main, changed)] if changed else tables, notes)
+
+
+def _lead(main: Curves) -> list[str]:
+    """Return three sentences: the bound, the measured slopes, and their relation to the minimax rate."""
+    bounds = [theory.theorem1(theory.Setting(size=size)) for size in SIZES_OF_THE_PAPER]
+    vacuous = sum(bound >= theory.LARGEST_DISTANCE for bound in bounds)
+    slopes = {label: slope(*errors_of(own, "hellinger")) for label, own in main.items()}
+    excluded = sum(not found.low <= _exponent(main[label]) <= found.high for label, found in slopes.items())
+    measured = "; ".join(
+        f"{label}: {_interval(found)}, minimax {_exponent(main[label]):.2f}" for label, found in slopes.items()
+    )
+    return [
+        f"Theorem 1 is vacuous at {vacuous} of the paper's {len(bounds)} training-set sizes.",
+        f"The measured error falls as a power of n ({measured}).",
+        f"The 95 % interval excludes the minimax exponent for {excluded} of {len(slopes)} smoothness values β.",
+    ]
+
+
+def _setting_notes(main: Curves) -> list[str]:
+    first = next(iter(main.values()))[0]
+    facts = {"clients": len(first["clients"]), **{name: first[name] for name in ("budget", "rounds", "eta")}}
+    facts |= {"noise": SIGMA_EPS, "difference": DIFFERENCE, "draws": DRAWS}
+    return [text.format(**facts) for text in SETTING_OF_THE_RATE]
 
 
 def _has_a_slope(own: Records) -> bool:
@@ -113,7 +139,7 @@ def _has_a_slope(own: Records) -> bool:
 
 
 def mean(record: dict[str, Any], name: str) -> float:
-    """The mean over the clients of a record."""
+    """Return the mean over the clients of a record."""
     return float(np.mean([client[name] for client in record["clients"]]))
 
 
@@ -142,16 +168,12 @@ def _slope_table(main: Curves) -> Table:
             predicted = [f"{value:.2f}" for value in (_exponent(own), fit(sizes, r_n), fit(sizes, epsilon))]
             rows.append((words, [_interval(slope(sizes, errors)), *predicted, str(len(errors))]))
         blocks.append((label, rows))
-    first = next(iter(main.values()))[0]
-    facts = {"clients": len(first["clients"]), **{name: first[name] for name in ("budget", "rounds", "eta")}}
-    facts |= {"noise": SIGMA_EPS, "difference": DIFFERENCE, "draws": DRAWS}
-    notes = [text.format(**facts) for text in ABOUT_THE_RATE]
     heads = ["slope, 95 % interval", "minimax", "r_n", "ε_n²", "replicates"]
-    return Table("The rate", heads, blocks, notes, {"theory": _figure(main)})
+    return Table("The rate", heads, blocks, [ABOUT_THE_RATE], {"theory": _figure(main)})
 
 
 def _figure(main: Curves) -> Figure:
-    """The error of the mean prediction and the posterior's against n, with the theoretical slope beside them."""
+    """Draw the errors of the posterior and of the mean prediction against n, with the minimax slope."""
     series = []
     for k, (label, own) in enumerate(main.items()):
         for name, words, dash in (("l2", "posterior", ""), ("l2_of_mean", "mean prediction", "5 3")):
@@ -165,8 +187,8 @@ def _figure(main: Curves) -> Figure:
         line = [float(middle * (size / centre) ** exponent) for size in sizes]
         series.append(Series(f"n^{exponent:.2f}", sizes, line, [0.0] * len(sizes), k, "2 3", thin=True))
     title = "Error against n"
-    caption = "Squared L2 error against the number of examples of a client, on logarithmic axes, with standard errors."
-    svg = log_chart(title, series, x_label="examples of a client, n", y_label="L2 error", description=caption)
+    caption = "Squared L2 error against the number of examples per client, on logarithmic axes, with standard errors."
+    svg = log_chart(title, series, x_label="examples per client, n", y_label="L2 error", description=caption)
     return Figure(title, svg, caption)
 
 
@@ -197,7 +219,7 @@ def _lemma_table(main: Curves) -> Table:
 def _by_size(
     main: Curves, cells: Callable[[theory.Setting, Records], list[str]]
 ) -> list[tuple[str, list[tuple[str, list[str]]]]]:
-    """A block per curve with a row per n, its cells made from the records of that n."""
+    """Return a block per curve with a row per n."""
     blocks = []
     for label, own in main.items():
         by_size = {size: [r for r in own if r["size"] == size] for size in sorted({r["size"] for r in own})}
@@ -207,7 +229,7 @@ def _by_size(
 
 
 def _change_table(main: Curves, changed: Curves) -> Table:
-    """The error of the mean prediction by change, each time beside the unchanged one of the same functions."""
+    """The error of the mean prediction with each change, beside the unchanged error of the same functions."""
     sizes = sorted({record["size"] for own in changed.values() for record in own})
     rows = []
     for label, own in changed.items():
@@ -220,15 +242,15 @@ def _change_table(main: Curves, changed: Curves) -> Table:
             )
             both = sorted(found.keys() & was.keys())
             pair = (np.mean([values[r] for r in both]) for values in (found, was))
-            cells.append("{:.3g} (was {:.3g})".format(*pair) if both else "–")
+            cells.append("{:.3g} ({:.3g})".format(*pair) if both else "–")
             replicates |= {len(both)} - {0}
         rows.append((label, [*cells, " or ".join(map(str, sorted(replicates)))]))
     heads = [*(f"n = {size:,}" for size in sizes), "replicates"]
-    return Table("What bends the curve", heads, [("", rows)], [ABOUT_THE_CHANGES])
+    return Table("Ablations: what bends the curve", heads, [("", rows)], [ABOUT_THE_CHANGES])
 
 
 def _setting(record: dict[str, Any]) -> theory.Setting:
-    """The record in the words of the theory, with the constants at 1."""
+    """Return the setting of the theory for a record, with all constants 1."""
     return theory.Setting(
         size=record["size"],
         width=record["width"],

@@ -1,8 +1,8 @@
-"""The bound of Section 3: how far the personal posteriors are from the truth, as a formula of n and the network.
+"""The theory of Section 3: bounds on the error of the personal posteriors, as functions of n and the network.
 
 The paper's letters: n size, L layers, M width, s_0 inputs, s_{L+1} outputs, B weight_bound, beta smoothness, d
-dimension, T num_params. What it leaves open is in `Constants`. docs/theory.md says what the formulas mean and where
-they do not agree.
+dimension, T num_params. `Constants` holds the constants that the paper leaves open. docs/theory.md explains the
+formulas and where the paper contradicts itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pfedbayes.errors import UserError
 
-LARGEST_DISTANCE = 1.0  # no squared Hellinger distance, as the paper defines it, is larger
+LARGEST_DISTANCE = 1.0  # of two regressions, by the paper's squared Hellinger distance
 
 
 def _require(condition: bool, message: str) -> None:
@@ -25,19 +25,22 @@ def _require(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True)
 class Constants:
-    """What the paper gives no values for: 1 unless given, so that the bound has the right growth but no true size.
-
-    C of Lemma 1; C_prime and C_second (C', C'') of Lemma 2, "any diverging sequences"; C_0 of Eq. (21), C_1 of T and
-    C_2 of Eq. (22). delta is the exponent of the logarithm in Eq. (13), any number above 1.
-    """
+    """The constants for which the paper gives no values. With the default 1 a bound shows growth, not size."""
 
     C: float = 1.0
+    """Of Lemma 1."""
     C_prime: float = 1.0
+    """C' of Lemma 2, "any diverging sequence"."""
     C_second: float = 1.0
+    """C'' of Lemma 2, "any diverging sequence"."""
     C_0: float = 1.0
+    """Of Eq. (21)."""
     C_1: float = 1.0
+    """Of the choice of T in Section 3."""
     C_2: float = 1.0
+    """Of Eq. (22)."""
     delta: float = 1.01
+    """The exponent of the logarithm in Eq. (13), above 1."""
 
     def __post_init__(self) -> None:
         for name in ("C", "C_prime", "C_second", "C_0", "C_1", "C_2"):
@@ -47,21 +50,30 @@ class Constants:
 
 @dataclass(frozen=True)
 class Setting:
-    """Everything that the bound depends on; the defaults are the paper's medium MNIST.
+    """What the bound depends on; the defaults are the paper's medium MNIST.
 
-    Fully connected, every hidden layer of one width (Assumption 1), 1-Lipschitz activations (Assumption 2), weights in
-    [-weight_bound, weight_bound]. dimension: the intrinsic one of the data; that of the inputs if not given.
+    The network is fully connected with hidden layers of equal width (Assumption 1) and 1-Lipschitz activations
+    (Assumption 2).
     """
 
     size: int = 1000
+    """n, training examples per client."""
     layers: int = 1
+    """L, hidden layers."""
     width: int = 100
+    """M, of every hidden layer."""
     inputs: int = 784
+    """s_0."""
     outputs: int = 10
+    """s_{L+1}."""
     weight_bound: float = 2.0
+    """B, the largest absolute weight."""
     zeta: float = 10.0
+    """The weight of the KL term, at least 1."""
     smoothness: float = 1.0
+    """beta, of the true functions."""
     dimension: float | None = None
+    """d, the intrinsic dimension of the data; None: the number of inputs."""
     constants: Constants = Constants()
 
     def __post_init__(self) -> None:
@@ -86,7 +98,7 @@ class Setting:
 
     @property
     def d(self) -> float:
-        """The dimension that counts."""
+        """The intrinsic dimension of the data."""
         return self.dimension if self.dimension is not None else self.inputs
 
 
@@ -98,17 +110,17 @@ def scale_a(s: Setting) -> float:
 
 
 def sigma_n_squared(s: Setting) -> float:
-    """Eq. (9): sigma_n^2 = T A / (8 n), the variance that the proof gives every weight; Assumption 3 wants <= B^2."""
+    """Eq. (9): sigma_n^2 = T A / (8 n), the variance of every weight in the proof; Assumption 3 requires <= B^2."""
     return s.num_params * scale_a(s) / (8 * s.size)
 
 
 def _log_terms(s: Setting) -> float:
-    """(L+1) log M + log(s_0 sqrt(n/T)), common to Eqs. (11) and (13)."""
+    """Return (L+1) log M + log(s_0 sqrt(n/T)), common to Eqs. (11) and (13)."""
     return (s.layers + 1) * math.log(s.width) + math.log(s.inputs * math.sqrt(s.size / s.num_params))
 
 
 def least_size(s: Setting) -> float:
-    """The n below which Eq. (11) is negative, and says nothing: T / (s_0 M^(L+1))^2."""
+    """Return the n below which Eq. (11) is negative and so meaningless: T / (s_0 M^(L+1))^2."""
     return s.num_params * math.exp(-2 * (math.log(s.inputs) + (s.layers + 1) * math.log(s.width)))
 
 
@@ -120,7 +132,7 @@ def r_n(s: Setting) -> float:
 def epsilon_n(s: Setting) -> float:
     """Eq. (13): epsilon_n = n^(-1/2) sqrt((L+1) T log M + T log(s_0 sqrt(n/T))) log^delta(n).
 
-    So epsilon_n^2 = r_n log^(2 delta)(n): it outweighs r_n in Theorem 1.
+    epsilon_n^2 = r_n log^(2 delta)(n), so it dominates r_n in Theorem 1.
     """
     spread = s.num_params * _log_terms(s)
     _require(spread >= 0, f"the paper's r_n is negative for n = {s.size}: it needs n > {least_size(s):.3g}")
@@ -130,8 +142,8 @@ def epsilon_n(s: Setting) -> float:
 def xi_n(s: Setting) -> float:
     """Eq. (21): xi_n <= C_0 T^(-2 beta/d), the approximation error.
 
-    It stands in for Eq. (12), which nobody can compute: the least squared distance, in the supremum norm, of a network
-    with weights up to B from the true function.
+    It replaces Eq. (12), which cannot be computed: the smallest squared distance, in the supremum norm, between a
+    network with weights up to B and the true function.
     """
     return s.constants.C_0 * math.pow(s.num_params, -2 * s.smoothness / s.d)
 
@@ -139,47 +151,47 @@ def xi_n(s: Setting) -> float:
 def lemma1(s: Setting, mean_objective: float) -> float:
     """Lemma 1, Eq. (18): mean_objective / n + C epsilon_n^2.
 
-    mean_objective is the mean over clients of l_n/zeta + KL(q || w), with l_n the log-likelihood ratio of Eq. (15)
-    averaged over the posterior.
+    mean_objective: mean over clients of l_n/zeta + KL(q || w), with the log-likelihood ratio l_n of Eq. (15) averaged
+    over the posterior.
     """
     return mean_objective / s.size + s.constants.C * epsilon_n(s) ** 2
 
 
 def lemma2(s: Setting) -> float:
-    """Lemma 2, Eq. (19): n (C' zeta r_n + C'' xi_n), which bounds the mean over clients of l_n + zeta KL(q || w)."""
+    """Lemma 2, Eq. (19): n (C' zeta r_n + C'' xi_n) bounds the mean over clients of l_n + zeta KL(q || w)."""
     return s.size * (s.constants.C_prime * s.zeta * r_n(s) + s.constants.C_second * xi_n(s))
 
 
 def theorem1(s: Setting) -> float:
     """Theorem 1, Eq. (20): C epsilon_n^2 + C' r_n + C'' xi_n / zeta bounds the averaged squared Hellinger distance.
 
-    It is Lemma 1 with Lemma 2, divided by zeta, for the objective.
+    It is Lemma 1 with the bound of Lemma 2, divided by zeta, in place of the objective.
     """
     return lemma1(s, lemma2(s) / s.zeta)
 
 
 def useful_size(s: Setting) -> int | None:
-    """The n from which on Theorem 1 says more than that the distance is at most 1; None if there is none.
+    """Return the smallest n from which Theorem 1 is not vacuous, that is below 1; None if there is none.
 
-    The bound falls where n is large, so the search comes down from there. It is small again for tiny n, where the
-    paper's logarithms vanish, and that means nothing.
+    The bound decreases for large n, so the search starts there. For tiny n the paper's logarithms vanish and the bound
+    is small too, but meaningless.
     """
 
-    def says_something(n: int) -> bool:
+    def is_not_vacuous(n: int) -> bool:
         return theorem1(replace(s, size=n)) < LARGEST_DISTANCE
 
     least = max(2, math.floor(least_size(s)) + 1)
     high = 2**100
-    if not says_something(high):
+    if not is_not_vacuous(high):
         return None
-    while high // 2 > least and says_something(high // 2):
+    while high // 2 > least and is_not_vacuous(high // 2):
         high //= 2
     low = max(high // 2, least)
-    if says_something(low):
+    if is_not_vacuous(low):
         return low
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if says_something(middle) else (middle, high)
+        low, high = (low, middle) if is_not_vacuous(middle) else (middle, high)
     return high
 
 
@@ -189,7 +201,7 @@ def chosen_num_params(s: Setting) -> float:
 
 
 def width_for(num_params: float, inputs: int, outputs: int, layers: int = 1) -> int:
-    """The largest width M, but at least 2, whose network has no more than so many parameters."""
+    """Return the largest width M >= 2 of a network with at most num_params parameters, or 2."""
     width = 2
     while Setting(width=width + 1, inputs=inputs, outputs=outputs, layers=layers).num_params <= num_params:
         width += 1
@@ -197,19 +209,19 @@ def width_for(num_params: float, inputs: int, outputs: int, layers: int = 1) -> 
 
 
 def rate_exponent(smoothness: float, dimension: float) -> float:
-    """The exponent -2 beta / (2 beta + d) of the minimax rate, Eq. (25)."""
+    """Return the exponent -2 beta / (2 beta + d) of the minimax rate, Eq. (25)."""
     return -2 * smoothness / (2 * smoothness + dimension)
 
 
 def minimax_rate(s: Setting) -> float:
-    """Eq. (25): n^(-2 beta/(2 beta + d)), which no estimator beats for all smooth functions; C_3 is taken as 1."""
+    """Eq. (25): n^(-2 beta/(2 beta + d)), which no estimator beats for all smooth functions; C_3 is 1 here."""
     return math.pow(s.size, rate_exponent(s.smoothness, s.d))
 
 
 def convergence_rate(s: Setting) -> float:
-    """Eq. (22): C_2 n^(-2 beta/(2 beta + d)) log^(2 delta')(n), what Theorem 1 becomes with the chosen T.
+    """Eq. (22): C_2 n^(-2 beta/(2 beta + d)) log^(2 delta')(n), Theorem 1 with the chosen T.
 
-    Any delta' > delta will do; here it is delta itself, the limit.
+    The paper allows any delta' > delta; this is the limit delta' = delta.
     """
     return s.constants.C_2 * minimax_rate(s) * math.pow(math.log(s.size), 2 * s.constants.delta)
 
@@ -217,7 +229,7 @@ def convergence_rate(s: Setting) -> float:
 def hellinger_squared(f: Tensor, truth: Tensor, sigma_eps: float) -> Tensor:
     """Section 3: d^2 = E_X(1 - exp(-[f(X) - truth(X)]^2 / (8 sigma_eps^2))), the mean over the last dimension.
 
-    It is 1 minus the integral of sqrt(p q) of two Gaussians with the same variance: between 0 and 1.
+    This is 1 minus the integral of sqrt(p q) for two Gaussians of equal variance, so it lies between 0 and 1.
     """
     return -torch.expm1(-(f - truth).square() / (8 * sigma_eps**2)).mean(-1)
 
@@ -225,6 +237,11 @@ def hellinger_squared(f: Tensor, truth: Tensor, sigma_eps: float) -> Tensor:
 def l2_factor(largest: float, sigma_eps: float) -> float:
     """Eq. (23): C_F = (1 - exp(-4F^2 / (8 sigma_eps^2))) / (4 F^2).
 
-    Then d^2 >= C_F ||f - truth||^2 for functions whose absolute values are at most F, `largest`.
+    d^2 >= C_F ||f - truth||^2 for functions whose absolute values are at most F, `largest`.
     """
     return -math.expm1(-(largest**2) / (2 * sigma_eps**2)) / (4 * largest**2)
+
+
+def l2_bound(s: Setting, largest: float, sigma_eps: float) -> float:
+    """Eq. (24): C_2 n^(-2 beta/(2 beta + d)) log^(2 delta')(n) / C_F bounds the averaged squared L2 error."""
+    return convergence_rate(s) / l2_factor(largest, sigma_eps)
