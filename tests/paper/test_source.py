@@ -10,7 +10,7 @@ from pfedbayes.errors import UserError
 from pfedbayes.methods import METHODS
 from pfedbayes.paper import results
 from pfedbayes.paper.source import DATASETS, METHODS_OF_THE_PAPER, SIZES, STUDIES, TUNED
-from pfedbayes.sweep.cells import load as load_cells
+from pfedbayes.sweep.cells import read_cells
 
 
 class TestThePaper:
@@ -64,14 +64,14 @@ class TestThePaper:
     def test_the_sweep_of_a_table_has_a_run_for_each_of_its_rows(self, table, count):
         rows = paper_rows(table)
         assert len(rows) == count
-        cells = load_cells(ROOT / "experiments" / f"{table}.toml")
+        cells = read_cells(ROOT / "experiments" / f"{table}.toml")
         wanted = {(row["method"], json.dumps(row["varied"])) for row in rows}
         assert {(cell.facts["method"], json.dumps(cell.varied)) for cell in cells} == wanted
         for cell in cells:
             assert (cell.experiment.data.name, cell.experiment.data.size) == ("mnist", "medium")
 
     def test_the_sweep_of_table_1_has_all_cells_most_telling_first(self):
-        cells = load_cells(ROOT / "experiments" / "table1.toml")
+        cells = read_cells(ROOT / "experiments" / "table1.toml")
         two_block = [cell for cell in cells if cell.facts["split"] == "two-block"]
         assert {tuple(cell.facts[key] for key in ("method", "dataset", "size")) for cell in two_block} == set(
             itertools.product(METHODS_OF_THE_PAPER, DATASETS, SIZES)

@@ -6,7 +6,7 @@ from made_records import FOLDER, ON_VALIDATION, ROOT, record, rows_of
 
 from pfedbayes.paper import results
 from pfedbayes.paper.source import STUDIES
-from pfedbayes.sweep.cells import load as load_cells
+from pfedbayes.sweep.cells import read_cells
 
 
 class TestTuning:
@@ -80,7 +80,7 @@ class TestStudies:
 
     def test_every_study_is_a_sweep_of_the_repository_with_results(self):
         for name in STUDIES:
-            known = {cell.name for cell in load_cells(ROOT / "experiments" / f"{name}.toml")}
+            known = {cell.name for cell in read_cells(ROOT / "experiments" / f"{name}.toml")}
             assert {record["cell"] for record in json.loads((FOLDER / f"{name}.json").read_text())} <= known
 
     def test_settings_that_are_lists_have_a_name_too(self, folder):

@@ -127,6 +127,8 @@ def read_run(folder: Path) -> Run:
 def read_info(folder: Path) -> RunInfo:
     """Read run.json."""
     path = folder / INFO
+    if not path.is_file():
+        raise UserError(f"{folder} is not a run folder ({INFO} is missing): give the folder of a run")
     content = _read_json(path)
     if isinstance(content, dict) and content.get("format") != FORMAT:
         raise UserError(
