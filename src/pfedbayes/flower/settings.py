@@ -91,7 +91,7 @@ class FederationConfig:
                 "reveals each one's update to the other, and Flower's sums overflow with more"
             )
         if self.secure and (self.privacy_noise or self.robust != "none"):
-            raise ValueError("secure hides single updates from the server: leave robust and privacy_noise out")
+            raise ValueError("secure shows the server no single update: leave robust and privacy_noise out")
 
 
 # Settings that may change between two starts of one federation, because its results do not depend on them.
