@@ -140,7 +140,7 @@ def _ways(
             for name, others in strange[i].items():
                 row |= _detection(name, answers, _warmed(others, heat.get(i)), federation.method.about.stochastic)
             if i in sets:
-                row |= _promises(answers.log_probs, y, *sets[i])
+                row |= _guarantees(answers.log_probs, y, *sets[i])
             if heat:
                 row["temperature"] = float(heat[i])
             ways[way].append(row)
@@ -202,7 +202,7 @@ def _sets(
     return {i: (sets, rule) for i, sets in zip(held_out, conformal.calibrate_clients(scores, ALPHA), strict=True)}
 
 
-def _promises(log_probs: Tensor, y: Tensor, sets: conformal.Calibration, rule: abstention.Abstention) -> Row:
+def _guarantees(log_probs: Tensor, y: Tensor, sets: conformal.Calibration, rule: abstention.Abstention) -> Row:
     """Return coverage and size of the conformal sets on the client's test data, the share of examples that are
     answered, and the share that are answered wrongly."""
     within = conformal.label_sets(conformal.label_scores(log_probs), sets)
