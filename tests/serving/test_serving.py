@@ -95,7 +95,7 @@ def test_new_rows_are_predicted_with_doubt_abstention_and_sets(home, run):
     assert answered["entropy"].max() < out[out["abstain"]]["entropy"].min()
     assert set(out["conformal_set"].fillna("")) <= {"ill", "well", "ill|well", ""}
     lines = done.err.splitlines()
-    assert lines[0].startswith(f"60 rows by the model of north; it abstains from {out['abstain'].sum()} of them")
+    assert lines[0].startswith(f"60 rows by the model of north; it abstains on {out['abstain'].sum()} of them")
     assert "sets hold the truth for at least 90% of new examples of this client" in lines[1]
     assert "at most 8.00% of the answers to all clients together are wrong, with 95% confidence" in lines[2]
     assert "also chose the round" in lines[3]
