@@ -169,8 +169,9 @@ def test_a_missing_or_wrong_field_is_named_with_its_file(tmp_path, name, content
 
 
 def test_a_foreign_folder_and_a_damaged_state_are_named(tmp_path):
-    with pytest.raises(UserError, match="is not a run folder"):
-        runs.read_run(tmp_path)
+    for read in (runs.read_run, runs.read_info):
+        with pytest.raises(UserError, match="is not a run folder"):
+            read(tmp_path)
     (tmp_path / runs.STATE).write_bytes(b"not a state")
     with pytest.raises(UserError, match="is damaged"):
         runs.read_checkpoint(tmp_path)

@@ -108,8 +108,7 @@ class Checkpoint:
 
 def read_run(folder: Path) -> Run:
     """Read a run folder, finished or not. The last line of a log may be cut short by a kill: it is left out."""
-    if not (folder / INFO).is_file() or not (folder / CONFIG).is_file():
-        raise UserError(f"{folder} is not a run folder ({INFO} or {CONFIG} is missing): give the folder of a run")
+    info = read_info(folder)
     try:
         sections = tomllib.loads((folder / CONFIG).read_text())
     except ValueError as error:
@@ -117,7 +116,7 @@ def read_run(folder: Path) -> Run:
     return Run(
         folder,
         sections,
-        read_info(folder),
+        info,
         _read_lines(folder / LOG, RoundRecord),
         _parse(folder / SUMMARY, _read_json(folder / SUMMARY), Summary) if (folder / SUMMARY).exists() else None,
         _read_lines(folder / JOURNAL, JournalEntry),
@@ -125,7 +124,9 @@ def read_run(folder: Path) -> Run:
 
 
 def read_info(folder: Path) -> RunInfo:
-    """Read run.json."""
+    """Read run.json; refuse a folder that is not a run folder."""
+    if not (folder / INFO).is_file() or not (folder / CONFIG).is_file():
+        raise UserError(f"{folder} is not a run folder ({INFO} or {CONFIG} is missing): give the folder of a run")
     path = folder / INFO
     if not path.is_file():
         raise UserError(f"{folder} is not a run folder ({INFO} is missing): give the folder of a run")
