@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from pfedbayes.data import load_shards
+from pfedbayes.evaluation.estimators import MODELS
 from pfedbayes.paper.extensions import EXTENDED
 from pfedbayes.paper.ranks import SCORES, count_firsts
 from pfedbayes.paper.source import DATASETS, MEAN, SIZES, read, setting_text
-from pfedbayes.report.tables import MODELS
 from pfedbayes.runs.execute import execute
 from pfedbayes.runs.experiment import read_experiment
 from pfedbayes.runs.saving import load

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from pfedbayes.constraints import AtLeastOne, Interval, NonNegative, check
 from pfedbayes.methods.base import Method
 
 TrainedClients = Literal["all", "chosen"]
@@ -14,49 +15,37 @@ TrainedClients = Literal["all", "chosen"]
 class Training:
     """How long and how clients train, who takes part, and when models are evaluated."""
 
-    rounds: int = 200
+    rounds: AtLeastOne[int] = 200
     """The number of communication rounds."""
-    local_steps: int = 20
+    local_steps: AtLeastOne[int] = 20
     """The number R of mini-batch steps per client and round."""
-    batch_size: int = 100
+    batch_size: AtLeastOne[int] = 100
     """The size b of a mini-batch."""
-    participants: int | None = None
+    participants: AtLeastOne[int] | None = None
     """The number S of clients whose uploads are averaged in a round; None for all."""
     train: TrainedClients | None = None
     """Train "all" N clients in a round or only the "chosen" S; None for the method's default."""
-    evaluate_every: int = 10
+    evaluate_every: AtLeastOne[int] = 10
     """Evaluate every this many rounds, and after the last one."""
     evaluate_window: tuple[int, int] | None = None
     """First and last of the rounds that are all evaluated."""
-    seed: int = 1
+    seed: NonNegative[int] = 1
     """The seed of the run."""
     flip: bool = False
     """Mirror each image of a mini-batch left to right with probability 1/2."""
-    shift: int = 0
+    shift: NonNegative[int] = 0
     """Shift each image by up to this many pixels vertically and horizontally; its edge is repeated."""
     server_optimizer: Literal["none", "momentum", "adam"] = "none"
     """How the server moves towards the average of the uploads (FedOpt); the widths of Gaussians are always averaged."""
-    server_rate: float = 1.0
+    server_rate: NonNegative[float] = 1.0
     """The learning rate of the server optimiser."""
-    server_momentum: float = 0.9
+    server_momentum: Annotated[float, Interval(at_least=0, less_than=1)] = 0.9
     """The momentum (beta1 of Adam) of the server optimiser."""
-    patience: int | None = None
+    patience: AtLeastOne[int] | None = None
     """Stop after this many rounds without improvement in validation loss, and keep the best round; None for never."""
 
     def __post_init__(self) -> None:
-        if self.server_rate < 0:
-            raise ValueError(f"server_rate must not be negative, got {self.server_rate}")
-        if not 0 <= self.server_momentum < 1:
-            raise ValueError(f"server_momentum must be at least 0 and less than 1, got {self.server_momentum}")
-        for name in ("rounds", "local_steps", "batch_size", "evaluate_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("participants", "patience"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("seed", "shift"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        check(self)
         if self.evaluate_window and not 1 <= self.evaluate_window[0] <= self.evaluate_window[1]:
             raise ValueError(
                 f"evaluate_window must be [first, last] with 1 <= first <= last, got {self.evaluate_window}"

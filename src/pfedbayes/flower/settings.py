@@ -7,8 +7,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pfedbayes.constraints import AtLeastOne, Interval, NonNegative, Positive, check
 from pfedbayes.engine.plan import Dtype
 from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError, nearest
@@ -27,7 +28,7 @@ MAX_SECURE_CLIENTS = 1000  # Flower adds numbers below 2^22 modulo 2^32
 class FederationConfig:
     """The section [federation] of a run config."""
 
-    clients: int
+    clients: AtLeastOne[int]
     """The number of clients, numbered from 0."""
     out: str = "runs/federation"
     """The run folder, on the server's machine."""
@@ -37,52 +38,39 @@ class FederationConfig:
     """The type in which nodes and server compute."""
     wire: Wire = "float32"
     """The type in which arrays are sent."""
-    timeout: float = 600.0
+    timeout: Positive[float] = 600.0
     """Seconds that a round waits for replies."""
-    wait: float = 60.0
+    wait: NonNegative[float] = 60.0
     """Seconds that the server waits for nodes to connect."""
     min_replies: int | None = None
     """Repeat a round with fewer usable uploads; None for more than half of the clients that were asked."""
-    attempts: int = 3
+    attempts: AtLeastOne[int] = 3
     """How often a round is tried."""
-    largest: float = 1e4
+    largest: Positive[float] = 1e4
     """Refuse an upload with an entry of larger magnitude."""
     robust: Robust = "none"
     """Robust averaging: "median-norm" scales down long updates, "trimmed-mean" drops extreme values."""
-    trim: float = 0.2
+    trim: Annotated[float, Interval(at_least=0, less_than=0.5)] = 0.2
     """The share of the largest and of the smallest values that "trimmed-mean" drops from every entry."""
-    privacy_noise: float = 0.0
+    privacy_noise: NonNegative[float] = 0.0
     """The noise multiplier z of client-level differential privacy; 0 for none."""
-    privacy_clip: float = 1.0
+    privacy_clip: Positive[float] = 1.0
     """The clipping norm of updates of theta, or of the means of Gaussians."""
-    privacy_clip_rho: float = 1.0
+    privacy_clip_rho: Positive[float] = 1.0
     """The clipping norm of updates of the rho of Gaussians."""
-    privacy_delta: float = 1e-5
+    privacy_delta: Annotated[float, Interval(more_than=0, less_than=1)] = 1e-5
     """The delta of (epsilon, delta)-privacy."""
     secure: bool = False
     """Secure aggregation: the server learns the mean of the updates and no single update."""
-    secure_reach: float = 1.0
+    secure_reach: Positive[float] = 1.0
     """Clip entries of updates to [-secure_reach, secure_reach]; the mean is precise to a two-millionth of it."""
     states: str | None = None
     """The folder for the states of nodes without a state-dir, for simulations on one machine."""
 
     def __post_init__(self) -> None:
-        if self.clients < 1:
-            raise ValueError(f"clients must be at least 1, got {self.clients}")
-        for name in ("timeout", "largest", "privacy_clip", "privacy_clip_rho", "secure_reach"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("wait", "privacy_noise"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        if self.attempts < 1:
-            raise ValueError(f"attempts must be at least 1, got {self.attempts}")
+        check(self)
         if self.min_replies is not None and not 1 <= self.min_replies <= self.clients:
             raise ValueError(f"min_replies must be between 1 and clients = {self.clients}, got {self.min_replies}")
-        if not 0 <= self.trim < 0.5:
-            raise ValueError(f"trim must be at least 0 and less than 0.5, got {self.trim}")
-        if not 0 < self.privacy_delta < 1:
-            raise ValueError(f"privacy_delta must be between 0 and 1, got {self.privacy_delta}")
         if self.privacy_noise and self.robust != "none":
             raise ValueError("privacy_noise clips updates itself and needs a plain mean: leave robust out")
         if self.secure and not 3 <= self.clients <= MAX_SECURE_CLIENTS:

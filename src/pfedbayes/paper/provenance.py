@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pfedbayes.evaluation.estimators import MODELS
 from pfedbayes.paper.source import DATASETS, Source
 from pfedbayes.paper.table1 import ESTIMATORS, Line, name_of
 from pfedbayes.report.page import Table
-from pfedbayes.report.tables import MODELS
 from pfedbayes.sweep import scores
 from pfedbayes.sweep.scores import Record
 

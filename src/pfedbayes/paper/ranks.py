@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from pfedbayes.evaluation.estimators import MODELS
 from pfedbayes.methods import METHODS
 from pfedbayes.paper.extensions import EXTENDED
 from pfedbayes.paper.source import BEST, DATASETS, LAST, MEAN, NOTHING, SIZES, TUNED, Source, over_seeds
 from pfedbayes.paper.table1 import VARIANTS, Line, column_title, lines_of, name_of, records_of, shown_variants
 from pfedbayes.report.page import Table
-from pfedbayes.report.tables import MODELS, Estimate
+from pfedbayes.report.tables import Estimate
 from pfedbayes.sweep.scores import DEFAULT
 
 SCORES = {BEST: "best of rounds 700 to 800", MEAN: "mean of rounds 700 to 800", LAST: "round 800"}

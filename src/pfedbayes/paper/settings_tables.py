@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from pfedbayes.evaluation.estimators import MODELS
 from pfedbayes.methods import METHODS
 from pfedbayes.paper.source import (
     BEST,
@@ -21,7 +22,7 @@ from pfedbayes.paper.source import (
 )
 from pfedbayes.paper.table1 import is_of_variant
 from pfedbayes.report.page import Table
-from pfedbayes.report.tables import MODELS, Estimate
+from pfedbayes.report.tables import Estimate
 from pfedbayes.sweep.scores import DEFAULT, Record
 
 NEAR = 1.5  # points from the paper

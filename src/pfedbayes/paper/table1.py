@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from pfedbayes.evaluation.estimators import MODELS
 from pfedbayes.methods import METHODS
 from pfedbayes.paper.extensions import EXTENSIONS, extensions, title
 from pfedbayes.paper.source import (
@@ -27,7 +28,7 @@ from pfedbayes.paper.source import (
     setting_text,
 )
 from pfedbayes.report.page import Table
-from pfedbayes.report.tables import MODELS, Estimate, format_estimate
+from pfedbayes.report.tables import Estimate, format_estimate
 from pfedbayes.sweep.scores import DEFAULT, Record
 
 ESTIMATORS = {"one": "one sample", "mc10": "ten samples", "mean": "mean network"}
@@ -134,7 +135,7 @@ def is_of_variant(record: Record, variant: str) -> bool:
 def summary(source: Source) -> Table:
     """pFedBayes in the paper, pFedBayes here, and the extended method, each by ten samples in its best round."""
     columns = [(dataset, size) for dataset in DATASETS for size in SIZES]
-    blocks = []
+    blocks: list[tuple[str, list[tuple[str, list[str]]]]] = []
     for model in MODELS:
         rows: dict[str, dict[tuple[str, str], str]] = {}
         for dataset, size in columns:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from pfedbayes.engine.training import Training
+from pfedbayes.evaluation.estimators import MODELS
 from pfedbayes.paper.extensions import EXTENDED, title
 from pfedbayes.paper.source import (
     BEST,
@@ -23,7 +24,6 @@ from pfedbayes.paper.source import (
     setting_text,
 )
 from pfedbayes.report.page import Table
-from pfedbayes.report.tables import MODELS
 from pfedbayes.sweep import scores
 from pfedbayes.sweep.scores import DEFAULT, Record
 

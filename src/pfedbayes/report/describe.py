@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pfedbayes.evaluation.estimators import MODELS
 from pfedbayes.report import tables
 from pfedbayes.report.tables import Estimate, Row
 from pfedbayes.runs.folder import Run
@@ -40,7 +41,7 @@ def compare(labels: Sequence[str], runs: Sequence[Run]) -> list[str]:
     if not tables.comparable(runs):
         return ["These runs were not scored on the same data, so they are not ranked."]
     sentences = []
-    for model in tables.MODELS:
+    for model in MODELS:
         for name, i in list(tables.leaders(runs, model).items())[:1]:
             (row,) = [row for row in tables.headline(runs[i]) if row.model == model]
             best = f"{labels[i]}, {_label(name)} {amount(name, row.mean[name])}"

@@ -10,6 +10,7 @@ from typing import Any
 
 from pfedbayes import runs as run_folders
 from pfedbayes.errors import UserError
+from pfedbayes.evaluation.estimators import MODELS
 from pfedbayes.report import describe, examples, federation, figures, run_tables, tables, uncertainty
 from pfedbayes.report.page import environment
 from pfedbayes.runs.config import to_toml
@@ -90,7 +91,7 @@ def _comparison_context(runs: Sequence[Run], labels: Sequence[str]) -> dict[str,
         "table": run_tables.comparison_table(runs, labels),
         "curves": [
             figure
-            for model in tables.MODELS
+            for model in MODELS
             for name in figures.curve_metrics(run_tables.all_metrics(runs))
             if (figure := figures.overlaid_curves(runs, labels, model, name))
         ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from pfedbayes.evaluation.estimators import MODELS
 from pfedbayes.report import federation, tables
 from pfedbayes.report.describe import axis_label, client_labels
 from pfedbayes.report.page import Table
@@ -79,7 +80,7 @@ def comparison_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     """Return a block per model with a row per run; a star marks the best mean of a block."""
     names = all_metrics(runs)
     blocks = []
-    for model in tables.MODELS:
+    for model in MODELS:
         leaders = tables.leaders(runs, model)
         lines = []
         for i, run in enumerate(runs):

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pfedbayes.evaluation.estimators import MODELS
 from pfedbayes.runs.folder import Run
 from pfedbayes.runs.schema import Reliability, RoundRecord
 
-MODELS = ("personal", "shared")
 STYLE = {"personal": 0, "shared": 1}  # the same colour and shape in every chart
 Floats = NDArray[np.float64]
 

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from pfedbayes.evaluation.estimators import MODELS
 from pfedbayes.methods import METHODS
 from pfedbayes.report import tables
 from pfedbayes.report.tables import Floats
@@ -68,13 +69,13 @@ def _check(content: Any) -> None:
         _rename(record)
         if record["variant"] == DEFAULT:
             require_keys(record, {"settings": dict}, called)
-        for model in tables.MODELS:
+        for model in MODELS:
             for estimator, scored in (record[model] or {}).items():
                 require_keys(scored, SCORES, f"{model} {estimator} of {called}")
 
 
 def _rename(record: Record) -> None:
-    for model in tables.MODELS:
+    for model in MODELS:
         for estimator, scored in (record[model] or {}).items():
             if isinstance(scored, dict):
                 record[model][estimator] = {OLD_NAMES.get(name, name): value for name, value in scored.items()}
@@ -101,9 +102,9 @@ def records(names: dict[str, Any], settings: dict[str, Any], run: Run) -> list[R
     found = []
     for s, seed in enumerate(run.info.seeds):
         for variant, of_models in by_variant.items():
-            models = {
+            models: dict[str, Any] = {
                 model: {way: each[s] for way, each in sorted(of_models[model].items())} if model in of_models else None
-                for model in tables.MODELS
+                for model in MODELS
             }
             record = common | {"variant": variant, "seed": seed, **models}
             if variant == own:
@@ -129,7 +130,7 @@ def overall(found: Sequence[Record]) -> float:
     """Return the accuracy over the window, averaged over models, seeds and sizes; NaN if a run has diverged."""
     if not found or not all(each["personal"] or each["shared"] for each in found):
         return math.nan
-    accuracies = [headline(each[model])["window_mean"] for each in found for model in tables.MODELS if each[model]]
+    accuracies = [headline(each[model])["window_mean"] for each in found for model in MODELS if each[model]]
     return math.nan if None in accuracies else fmean(accuracies)
 
 
