@@ -229,7 +229,7 @@ def test_every_section_has_work_that_can_be_built():
 def test_long_runs_are_for_a_gpu():
     assert "long" not in sections.chosen("cpu", sections.FULL, only=[], full=False)
     assert "long" in sections.chosen("cuda", sections.FULL, only=[], full=True)
-    with pytest.raises(UserError, match="GPU only"):
+    with pytest.raises(UserError, match="need a GPU"):
         sections.chosen("cpu", sections.FULL, only=["long"], full=False)
 
 
