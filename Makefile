@@ -1,10 +1,12 @@
-# make run     set up and run the main job: pFedBayes on small MNIST, a few minutes on two cores
-# make test    set up and run lint, types and tests
-# make verify  the slow proofs
-# make docs    set up and build the documentation into site/
-# make examples  run the examples and write their pages: some minutes
-# make bench   set up and measure the speed beside others: at most 15 minutes on two cores
-# make clean   remove what the others made (run folders stay)
+# Each target sets up .venv first.
+#
+# make run       train pFedBayes on small MNIST: a few minutes on two cores
+# make test      run lint, type checks and tests: what CI runs
+# make verify    run the slow tests
+# make docs      build the documentation into site/
+# make examples  run the examples and write their pages: a few minutes
+# make bench     compare the speed with other implementations: at most 15 minutes on two cores
+# make clean     remove everything that the other targets created, except run folders
 
 PYTHON ?= python3
 VENV   := .venv
