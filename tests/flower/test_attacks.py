@@ -157,7 +157,7 @@ def test_a_node_without_data_says_so_and_is_done_without(tmp_path):
     serve(with_data(tmp_path, lambda own: dataclasses.replace(own, train=(own.train[0][:0],))))
     first = journal(tmp_path)[0]
     assert first.uploads == 4
-    assert "has no training examples: leave it out or give it some" in first.refused[f"node {100 + LIAR}"]
+    assert "has no training examples: leave the client out or give it some" in first.refused[f"node {100 + LIAR}"]
 
 
 def test_one_example_is_enough_to_take_part(tmp_path):

@@ -1,7 +1,6 @@
 """A real federation on loopback: TLS, node keys, three nodes, two rounds, and the engine's numbers."""
 
 import contextlib
-import json
 import runpy
 import socket
 import ssl
@@ -77,7 +76,7 @@ def test_three_nodes_with_certificates_and_keys_equal_the_engine(tmp_path):
         for record in result.rounds:
             assert_same_scores(record, scores[record.round])
         assert result.info.clients == ["site 0", "site 1", "site 2"]
-        journal = [json.loads(line) for line in (tmp_path / "run" / "federation.jsonl").read_text().splitlines()]
+        journal = result.journal
         size = federation.servers[0].nbytes
         assert all(3 * size < line.down < 3.1 * size for line in journal)
     assert not deployment.living()
