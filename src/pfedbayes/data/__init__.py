@@ -8,7 +8,7 @@ from pfedbayes.data.own.summaries import Summary, summarise
 from pfedbayes.data.partition import load_shards, partition
 from pfedbayes.data.pool import Pool
 from pfedbayes.data.published import Availability, DownloadProgress, available, load_published
-from pfedbayes.data.shards import Shards
+from pfedbayes.data.shards import Shards, TaskShape
 
 __all__ = [
     "Availability",
@@ -18,6 +18,7 @@ __all__ = [
     "Preprocessing",
     "Shards",
     "Summary",
+    "TaskShape",
     "available",
     "combine",
     "load_client",
