@@ -194,16 +194,16 @@ class Predictor:
         """Return sentences on what is guaranteed, from how many examples, and what is not."""
         sets, rule = self.guarantees
         kind = "intervals" if isinstance(self.client.likelihood, Regression) else "sets"
-        said = [f"conformal {kind}: {sets.statement()}"]
+        sentences = [f"conformal {kind}: {sets.statement()}"]
         if rule is not None:
-            said.append(f"abstention: {rule.statement()}{self._hint()}")
+            sentences.append(f"abstention: {rule.statement()}{self._hint()}")
         elif self.options.abstain_at is not None:
-            said.append(f"abstention: at the given threshold {self.options.abstain_at:g}, without a guarantee")
+            sentences.append(f"abstention: at the given threshold {self.options.abstain_at:g}, without a guarantee")
         if self.client.is_stochastic and self.options.samples != DRAWS:
-            said.append(
+            sentences.append(
                 f"calibrated with {DRAWS} draws but predicted with {self.options.samples}, so it holds only roughly"
             )
-        return [*said, *self.client.notes, "all of this for new rows from the same source as the calibration rows"]
+        return [*sentences, *self.client.notes, "all of this for new rows from the same source as the calibration rows"]
 
     def as_json(self) -> dict[str, Any]:
         """Return the guarantees as a JSON object, with null for infinite thresholds."""

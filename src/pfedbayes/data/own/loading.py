@@ -220,7 +220,7 @@ def _shards(tables: Mapping[str, Table], target: str, config: DataConfig, others
 
 
 def _split(client: int, name: str, table: Table, target: str, config: DataConfig) -> dict[str, Rows]:
-    """Return `split_rows` of a table, once it is seen to have training rows with targets."""
+    """Check that a table has training rows with targets, and return its `split_rows`."""
     _require_column(table, target)
     if not len(table):
         raise UserError(f"{name} has no rows ({table.where}): add some or leave the client out")
