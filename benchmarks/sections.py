@@ -54,7 +54,7 @@ def by_plans(work: Work, names: list[str]) -> list[Contender]:
         if plan in seen:
             continue
         seen.append(plan)
-        title = f"ours, {name} ({', '.join(plan.words()[1:])})" if name == "default plan" else f"ours, {name}"
+        title = f"ours, {name} ({', '.join(plan.describe()[1:])})" if name == "default plan" else f"ours, {name}"
         # Another precision gives other results.
         contenders.append(Contender(title, "ours", work, {"plan": settings}, same="precision" not in settings))
     return contenders
