@@ -32,12 +32,15 @@ class SavedModels:
     """The models in the checkpoint of a finished run; with early stopping, those of the best round."""
 
     folder: Path
+    """The run folder."""
     method: Method
     model: Model
+    """Network and likelihood, as the plan computes them."""
     plan: Plan
     batch_size: int
     seeds: tuple[int, ...]
     num_clients: int
+    """The number of clients that trained; one if the method pools the data."""
 
     def trained_model(self, which: Which, client: int) -> TrainedModel:
         """Read a client's model, or the shared one, of the first seed."""
