@@ -20,16 +20,16 @@ EAGER = {"compile": False, "graph": False}
 RUN = 800  # rounds of a run in the paper
 
 
-def plan_for(work: Work, wishes: dict[str, Any]) -> Plan:
+def plan_for(work: Work, settings: dict[str, Any]) -> Plan:
     """Return the plan that the package chooses for a run of 800 rounds, with these fields changed."""
     training = dataclasses.replace(work.training(), rounds=RUN)
     plan = engine.plan_for(work.model(), work.rule(), training, work.clients, work.seeds, work.device)
-    return dataclasses.replace(plan, **wishes)
+    return dataclasses.replace(plan, **settings)
 
 
-def federation(work: Work, wishes: dict[str, Any], method: Method | None = None) -> Federation:
+def federation(work: Work, settings: dict[str, Any], method: Method | None = None) -> Federation:
     seeds = range(SEED, SEED + work.seeds)
-    plan = plan_for(work, wishes)
+    plan = plan_for(work, settings)
     return Federation(work.shards(), work.model(), method or work.rule(), work.training(), seeds, work.init, plan)
 
 

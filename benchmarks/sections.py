@@ -45,18 +45,18 @@ def by_plans(work: Work, names: list[str]) -> list[Contender]:
     seen: list[Plan] = []
     contenders = []
     for name in names:
-        wishes = PLANS[name]
-        if (wishes.get("compile") and not has_compiler(work.device)) or (
-            "precision" in wishes and work.device == "cpu"
+        settings = PLANS[name]
+        if (settings.get("compile") and not has_compiler(work.device)) or (
+            "precision" in settings and work.device == "cpu"
         ):
             continue
-        plan = plan_for(work, wishes)
+        plan = plan_for(work, settings)
         if plan in seen:
             continue
         seen.append(plan)
-        title = f"ours, {name} ({', '.join(plan.words()[1:])})" if name == "default plan" else f"ours, {name}"
+        title = f"ours, {name} ({', '.join(plan.describe()[1:])})" if name == "default plan" else f"ours, {name}"
         # Another precision gives other results.
-        contenders.append(Contender(title, "ours", work, {"plan": wishes}, same="precision" not in wishes))
+        contenders.append(Contender(title, "ours", work, {"plan": settings}, same="precision" not in settings))
     return contenders
 
 

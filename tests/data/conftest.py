@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 from published_files import BATCH, SIDE, TEST, TRAIN
 
-from pfedbayes.data import Pool, load_published
-from pfedbayes.data import published as sources
+from pfedbayes.data import Pool, load_published, published
 
 
 @pytest.fixture(scope="session")
@@ -22,11 +21,11 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     small = {
         "fashion-mnist": dataclasses.replace(
-            sources.SOURCES["fashion-mnist"],
-            files=sources.idx_files(TRAIN, TEST, SIDE),
+            published.SOURCES["fashion-mnist"],
+            files=published.idx_files(TRAIN, TEST, SIDE),
             system_folder=str(tmp_path / "debian"),
             downloads=(),
         ),
-        "cifar10": dataclasses.replace(sources.SOURCES["cifar10"], files=sources.cifar_files(BATCH), downloads=()),
+        "cifar10": dataclasses.replace(published.SOURCES["cifar10"], files=published.cifar_files(BATCH), downloads=()),
     }
-    monkeypatch.setattr(sources, "SOURCES", small)
+    monkeypatch.setattr(published, "SOURCES", small)

@@ -21,8 +21,7 @@ from published_files import (
     tar,
 )
 
-from pfedbayes.data import load_published
-from pfedbayes.data import published as sources
+from pfedbayes.data import load_published, published
 from pfedbayes.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -59,9 +58,9 @@ class Site:
     def publish(self, monkeypatch: pytest.MonkeyPatch, name: str, files: dict[str, bytes]) -> None:
         """Make this the publisher of the set `name`."""
         self.files = dict(files)
-        downloads = tuple(sources.Download(self.url + file, md5(content)) for file, content in files.items())
-        replaced = dataclasses.replace(sources.SOURCES[name], downloads=downloads)
-        monkeypatch.setitem(sources.SOURCES, name, replaced)
+        downloads = tuple(published.Download(self.url + file, md5(content)) for file, content in files.items())
+        replaced = dataclasses.replace(published.SOURCES[name], downloads=downloads)
+        monkeypatch.setitem(published.SOURCES, name, replaced)
 
 
 @pytest.fixture

@@ -24,12 +24,11 @@ from published_files import (
     write,
 )
 
-from pfedbayes.data import Pool, available, load_published
-from pfedbayes.data import published as sources
+from pfedbayes.data import Pool, available, load_published, published
 from pfedbayes.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("sandbox")
-PUBLISHED = sources.SOURCES
+PUBLISHED = published.SOURCES
 
 
 class TestMnist:
@@ -40,7 +39,7 @@ class TestMnist:
         assert mnist.y.dtype == torch.int64
         assert mnist.y.bincount().tolist() == [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]
         assert (mnist.num_classes, mnist.official_train_count) == (10, 60_000)
-        assert mnist.y[:16].tolist() == sources.MNIST_FIRST_LABELS
+        assert mnist.y[:16].tolist() == published.MNIST_FIRST_LABELS
 
     def test_it_is_the_published_set(self, mnist: Pool) -> None:
         """The four idx files, rebuilt from the pool, have the MD5 sums of the published ones."""
@@ -58,14 +57,14 @@ class TestMnist:
     @pytest.mark.parametrize("content", [b"", b"not xz at all"])
     def test_a_damaged_package_is_named(self, content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write(tmp_path / "bundled", {"mnist.xz": content})
-        monkeypatch.setattr(sources.resources, "files", lambda package: tmp_path)
+        monkeypatch.setattr(published.resources, "files", lambda package: tmp_path)
         with pytest.raises(UserError, match="reinstall") as error:
             load_published("mnist")
         one_line(error)
 
     def test_a_package_with_other_content_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write(tmp_path / "bundled", {"mnist.xz": lzma.compress(bytes(70_000))})
-        monkeypatch.setattr(sources.resources, "files", lambda package: tmp_path)
+        monkeypatch.setattr(published.resources, "files", lambda package: tmp_path)
         with pytest.raises(UserError, match="damaged: reinstall"):
             load_published("mnist")
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pfedbayes.data import Shards
+from pfedbayes.data import Shards, TaskShape
 from pfedbayes.errors import UserError
 
 
@@ -31,9 +31,10 @@ class TestShards:
         return Shards(**(valid | fields))
 
     def test_valid(self) -> None:
-        self.build()
+        assert self.build().task_shape == TaskShape((2,), num_classes=3, num_targets=1)
         self.build(test=tensors([2], [1]))  # clients may overlap
-        self.build(y=torch.zeros(6, 1), num_classes=None)
+        regression = self.build(y=torch.zeros(6, 4), num_classes=None)
+        assert regression.task_shape == TaskShape((2,), num_classes=None, num_targets=4, unit=1.0)
 
     @pytest.mark.parametrize(
         ("fields", "message"),

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from execution_plans import needs_gpu
 from federations import (
     EXACT,
     SIZES,
@@ -30,8 +31,6 @@ from pfedbayes.maths.random import choose
 from pfedbayes.methods import FedAvg, PFedBayes
 from pfedbayes.methods.base import Needs
 from pfedbayes.nets import Model, Net, mlp, vgg
-
-NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,7 +312,7 @@ class TestData:
         assert ours.evaluate()["personal"]["mc10"]["accuracy"][0]
 
 
-@NEEDS_GPU
+@needs_gpu
 @pytest.mark.parametrize("module", [mlp([3072, 20, 3], "tanh"), vgg(outputs=3)], ids=["mlp", "vgg"])
 @pytest.mark.parametrize("over", ["vmap", "loop"])
 def test_gpu_and_cpu_agree_without_noise(module, over):

@@ -68,7 +68,7 @@ def test_the_documented_way_equals_the_engine_on_all_tables(tmp_path, monkeypatc
             "-0.json", f"-{site}.json"
         )
         shell(own, TABLE=str(tmp_path / "data" / f"site{site}.csv"))
-    shell(documented('python -c "from pathlib import Path; from pfedbayes.data import Summary'))
+    shell(documented('python -c "from pathlib import Path; from pfedbayes.data import ClientSummary'))
     summaries = "".join(path.read_text() for path in app.glob("summary-*.json"))
     assert len(summaries) < 2000, "a summary holds no rows"
 

@@ -22,7 +22,7 @@ from pfedbayes.maths.metrics import (
     auroc,
     brier,
     confidence,
-    doubt,
+    decompose_uncertainty,
     ece,
     entropy,
     log_average,
@@ -226,7 +226,7 @@ def test_temperatures_of_many_models_at_once():
 
 
 def test_doubt_splits_the_entropy(logits):
-    total, aleatoric, epistemic = doubt(logits)
+    total, aleatoric, epistemic = decompose_uncertainty(logits)
     assert_close(total, entropy(log_average(logits)))
     assert_close(aleatoric, Categorical(logits=logits).entropy().mean(0))
     assert_close(aleatoric + epistemic, total)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from pfedbayes.maths.optim import Adam, adam, adam_init, adam_of, in_pieces, momentum, momentum_init, sgd
+from pfedbayes.maths.optim import Adam, adam, adam_init, adam_of, momentum, momentum_init, sgd, without_fused_adam
 
 
 def gradients(steps: int, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -102,7 +102,7 @@ def test_adam_takes_over_what_is_not_needed_any_more():
     theta, (grad, past) = start(8), gradients(2, 8)
     _, state = adam(theta, past, adam_init(theta), 0.1)
     expected = adam(theta, grad, state, 0.1)
-    with in_pieces():  # as a compiler sees it: nothing is changed
+    with without_fused_adam():  # as a compiler sees it: nothing is changed
         assert step_adam(theta, grad, state, 0.1, True)[0] is not theta
         assert_close(theta, start(8), rtol=0, atol=0)
     moved, after = step_adam(theta, grad, state, 0.1, True)

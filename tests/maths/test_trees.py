@@ -4,7 +4,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from pfedbayes.maths.trees import alike, concat, fill, finite_rows, leaves, misfit, named_leaves, pick, stack, tree_map
+from pfedbayes.maths.trees import (
+    concat,
+    fill,
+    finite_rows,
+    group_by_shapes,
+    leaves,
+    misfit,
+    named_leaves,
+    pick,
+    stack,
+    tree_map,
+)
 
 
 class Inner(NamedTuple):
@@ -39,8 +50,8 @@ def test_trees_of_different_shape_are_refused():
 
 def test_trees_with_tensors_of_the_same_shapes_are_alike():
     longer = tree(1)._replace(pair=(torch.zeros(2, 2), torch.zeros(3)))
-    assert alike([tree(1), longer, tree(2), longer, tree(3)]) == [[0, 2, 4], [1, 3]]
-    assert alike([]) == []
+    assert group_by_shapes([tree(1), longer, tree(2), longer, tree(3)]) == [[0, 2, 4], [1, 3]]
+    assert group_by_shapes([]) == []
 
 
 def test_leaves_have_dotted_names():

@@ -96,7 +96,7 @@ def test_code_that_fails_and_hidden_state_are_named(here):
         build_module("broken:Net", (5,), 2, {})
     experiment = read_experiment(None, [*BLOBS, "net.name=my_nets:normed"])
     with pytest.raises(UserError, match="GroupNorm instead of BatchNorm"):
-        build_model(experiment.net, load_shards(experiment.data), experiment.method)
+        build_model(experiment.net, load_shards(experiment.data).task_shape, experiment.method)
 
 
 def test_an_unknown_net_names_those_there_are():
@@ -124,7 +124,9 @@ def test_a_net_is_chosen_by_the_shape_and_number_of_examples(shape, count, name,
     experiment = read_experiment(None, ["data.path=x.csv"])
     net = fit_net(experiment.net, shards, experiment.method)
     assert (net.name, net.hidden) == (name, hidden)
-    model = build_model(experiment.net, shards, experiment.method)
+    with pytest.raises(ValueError, match="call fit_net first"):
+        build_model(experiment.net, shards.task_shape, experiment.method)
+    model = build_model(net, shards.task_shape, experiment.method)
     assert params in (None, model.net.num_params)
     assert model.outputs(torch.zeros(model.net.num_params), shards.x[:3]).shape == (3, 2)
 
@@ -133,4 +135,4 @@ def test_the_cnn_needs_images():
     shards = Shards.from_arrays([(torch.zeros(5, 3), torch.arange(5) % 2)])
     experiment = read_experiment(None, ["data.path=x.csv", "net.name=cnn"])
     with pytest.raises(UserError, match="the CNN takes images"):
-        build_model(experiment.net, shards, experiment.method)
+        build_model(experiment.net, shards.task_shape, experiment.method)

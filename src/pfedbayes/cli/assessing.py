@@ -71,23 +71,23 @@ def uncertainty(
     """
     from pfedbayes import runs
     from pfedbayes.runs import saving
-    from pfedbayes.trust import uncertainty as honesty
+    from pfedbayes.trust.uncertainty import NAMES, TABLES, assess, cells, headings, other_set, table_rows
 
     results: dict[str, Any] = {}
     for folder in folders:
         data = runs.read_run(folder).experiment.data
-        others = honesty.other_set(data.name, data_dir or data.dir)
-        results[str(folder)] = honesty.assess(saving.load(folder, device=device), samples, others)
+        others = other_set(data.name, data_dir or data.dir)
+        results[str(folder)] = assess(saving.load(folder, device=device), samples, others)
     if as_json:
         typer.echo(json.dumps(results))
         return
-    for title, columns in honesty.TABLES.items():
+    for title, columns in TABLES.items():
         table = Table("run", "model", title=title)
-        for heading in honesty.headings(columns):
+        for heading in headings(columns):
             table.add_column(heading, justify="right")
         for name, assessed in results.items():
-            for model, row in honesty.table_rows(assessed, columns):
-                table.add_row(Path(name).name, model, *honesty.cells(row, columns))
+            for model, row in table_rows(assessed, columns):
+                table.add_row(Path(name).name, model, *cells(row, columns))
         Console().print(table)
-    for name, meaning in honesty.NAMES.items():
+    for name, meaning in NAMES.items():
         typer.echo(f"{name}: {meaning}")

@@ -185,7 +185,7 @@ def _print_estimate(setup: Experiment, seeds: list[int], device: str, data_dir: 
     for line in describe_data(cost.federation):
         typer.echo(line)
     typer.echo(
-        f"plan: {', '.join(cost.plan.words())}, {len(seeds)} seed(s)\n"
+        f"plan: {', '.join(cost.plan.describe())}, {len(seeds)} seed(s)\n"
         f"time: about {cost.seconds:.0f} s ({cost.seconds_to_start:.0f} s to start, "
         f"{cost.seconds_per_round:.2g} s a round, "
         f"{cost.evaluations} evaluations of {cost.seconds_per_evaluation:.2f} s)\n"

@@ -18,6 +18,20 @@ from pfedbayes.errors import UserError
 Examples = tuple[ArrayLike | Tensor, ArrayLike | Tensor]
 
 
+@dataclass(frozen=True)
+class TaskShape:
+    """What a network must know of the data: the shapes of inputs and targets."""
+
+    inputs: tuple[int, ...]
+    """The shape of one input."""
+    num_classes: int | None
+    """Number of classes; None for a regression."""
+    num_targets: int
+    """Target dimensions d of a regression; 1 for labels."""
+    unit: float = 1.0
+    """The standard deviation by which the targets of a regression were divided."""
+
+
 @dataclass(frozen=True, eq=False)
 class Shards:
     """One pool of examples and, per client, indices into it.
@@ -85,6 +99,13 @@ class Shards:
             raise UserError(f"{name}: indices must lie between 0 and {len(self.x) - 1}, the rows of the pool")
         if len(torch.unique(rows)) < len(rows):
             raise UserError(f"{name} has an example twice: its parts must not overlap")
+
+    @property
+    def task_shape(self) -> TaskShape:
+        """The shapes of inputs and targets, for which a network is built."""
+        num_targets = self.y.shape[1] if self.num_classes is None else 1
+        unit = self.preprocessing.target.deviation if self.preprocessing else 1.0
+        return TaskShape(tuple(self.x.shape[1:]), self.num_classes, num_targets, unit)
 
     @property
     def class_names(self) -> tuple[str, ...] | None:

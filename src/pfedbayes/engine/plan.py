@@ -61,7 +61,7 @@ class Plan:
         if self.compile and self.over == "loop":
             raise UserError("execution.compile compiles clients together: set execution.over=vmap too, or leave it out")
 
-    def words(self) -> list[str]:
+    def describe(self) -> list[str]:
         """Return the main choices of the plan, to be shown to users."""
         switches = {"compiled": self.compile, "replayed": self.graph, self.precision: self.precision != "full"}
         return [self.device, self.over, *(word for word, on in switches.items() if on)]

@@ -12,7 +12,7 @@ import torch
 from pfedbayes.evaluation.client_data import ClientData
 from pfedbayes.evaluation.estimators import MODELS, Which
 from pfedbayes.maths.random import Purpose, key
-from pfedbayes.maths.trees import alike, concat, pick, stack
+from pfedbayes.maths.trees import concat, group_by_shapes, pick, stack
 from pfedbayes.methods.base import Adaptation, Method, State
 from pfedbayes.nets import Batch, Model
 
@@ -133,7 +133,7 @@ def _adapt(federation: FederatedModels, states: State, received: State, prepared
     adapt = partial(federation.method.adapt, federation.model)
     if len(prepared) == 1:
         return stack([adapt(pick(states, 0), pick(received, 0), prepared[0])])
-    groups = alike(prepared)
+    groups = group_by_shapes(prepared)
     parts = [
         torch.func.vmap(adapt)(pick(states, some), pick(received, some), stack([prepared[k] for k in some]))
         for some in groups

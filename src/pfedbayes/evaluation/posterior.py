@@ -1,4 +1,4 @@
-"""The posterior over the weights of one trained model: the verb of serving, certificates and export.
+"""The posterior over the weights of one trained model. Serving, certificates and export use it.
 
 A trained model is a method's state, either a client's or the server's. It becomes a function from inputs to outputs
 whose random draws are the same on every machine.

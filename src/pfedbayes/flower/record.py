@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -41,18 +42,23 @@ class FederationRecord:
         self._created = runs.now()
 
     @property
-    def journal_path(self) -> str:
+    def folder(self) -> Path:
+        """The run folder."""
+        return self._writer.folder
+
+    @property
+    def journal_path(self) -> Path:
         """Where attempts at rounds are noted."""
-        return str(self._writer.folder / runs.JOURNAL)
+        return self.folder / runs.JOURNAL
 
     @property
     def finished(self) -> bool:
         """Whether the folder holds a summary."""
-        return (self._writer.folder / runs.SUMMARY).exists()
+        return (self.folder / runs.SUMMARY).exists()
 
     def resume(self, first: FederationState) -> FederationState:
         """Return the state that the folder holds; `first` if it is new."""
-        folder = self._writer.folder
+        folder = self.folder
         if not (folder / runs.INFO).exists():
             known = {runs.CONFIG, runs.INFO, runs.JOURNAL}
             if others := [path.name for path in folder.iterdir() if path.name not in known and path.name[0] != "."]:
@@ -94,7 +100,7 @@ class FederationRecord:
         }
         if name := misfit(tensors, fixed):
             raise UserError(
-                f"the saved state in {self._writer.folder} does not fit this federation ({name} differs): set "
+                f"the saved state in {self.folder} does not fit this federation ({name} differs): set "
                 "federation.out to another folder"
             )
         for name in MEMBER_FIELDS:
@@ -199,7 +205,7 @@ class FederationRecord:
 
     def remove_summary(self) -> None:
         """Remove the summary of a run that is to be continued."""
-        (self._writer.folder / runs.SUMMARY).unlink(missing_ok=True)
+        (self.folder / runs.SUMMARY).unlink(missing_ok=True)
 
     def write_summary(self, rounds: int, exchange: Exchange) -> None:
         """Write the summary of a finished run."""
@@ -210,4 +216,4 @@ class FederationRecord:
             reliability=pooled([facts.get("reliability") for facts, _ in exchange.replies.values()]),
         )
         self._writer.write_summary(summary)
-        log.info("pfedbayes: finished round %d, run folder %s", rounds, self._writer.folder)
+        log.info("pfedbayes: finished round %d, run folder %s", rounds, self.folder)

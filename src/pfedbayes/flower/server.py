@@ -103,7 +103,7 @@ class Server:
     def run(self) -> None:
         """Train up to the last round and finish the run folder."""
         if self.record.finished and self.round >= self.training.rounds:
-            log.info("pfedbayes: the run is finished: raise training.rounds to continue it")
+            log.info("pfedbayes: %s is finished: raise training.rounds to continue it", self.record.folder)
             return
         self.record.remove_summary()
         self.roster.gather(len(self.members))

@@ -146,7 +146,7 @@ def entropy(log_probs: Tensor) -> Tensor:
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
-class Doubt(NamedTuple):
+class Uncertainty(NamedTuple):
     """The uncertainty of each prediction in nats: total = aleatoric + epistemic."""
 
     total: Tensor
@@ -157,18 +157,18 @@ class Doubt(NamedTuple):
     """Disagreement between draws: the mutual information of label and weights. More data reduces it."""
 
 
-def doubt(outputs: Tensor, log_probs: Tensor | None = None) -> Doubt:
+def decompose_uncertainty(outputs: Tensor, log_probs: Tensor | None = None) -> Uncertainty:
     """Split the entropy of the averaged prediction (n, C) of logits (K, n, C) into its two parts, each (n,)."""
     total = entropy(log_average(outputs) if log_probs is None else log_probs)
     if outputs.shape[-3] == 1:
-        return Doubt(total, total, torch.zeros_like(total))
+        return Uncertainty(total, total, torch.zeros_like(total))
     aleatoric = torch.minimum(entropy(_log_softmax(outputs)).mean(-2), total)  # larger only by rounding
-    return Doubt(total, aleatoric, total - aleatoric)
+    return Uncertainty(total, aleatoric, total - aleatoric)
 
 
 def mutual_information(outputs: Tensor) -> Tensor:
     """Return the epistemic uncertainty (n,) of logits (K, n, C): entropy of the average minus average entropy."""
-    return doubt(outputs).epistemic
+    return decompose_uncertainty(outputs).epistemic
 
 
 def temperature(log_probs: Tensor, y: Tensor) -> Tensor:
@@ -232,7 +232,7 @@ def scores(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
         return regression_scores(likelihood, outputs, y)
     log_probs = log_average(outputs)
     calibration = ece(reliability(log_probs, y))
-    doubts = doubt(outputs, log_probs)
-    doubts_on_average = (doubts.total.mean(-1), doubts.epistemic.mean(-1))
+    uncertainty = decompose_uncertainty(outputs, log_probs)
+    mean_uncertainty = (uncertainty.total.mean(-1), uncertainty.epistemic.mean(-1))
     good = (accuracy(log_probs, y), nll(log_probs, y), brier(log_probs, y), calibration)
-    return torch.stack([*good, *doubts_on_average], dim=-1)
+    return torch.stack([*good, *mean_uncertainty], dim=-1)

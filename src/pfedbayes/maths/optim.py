@@ -60,17 +60,17 @@ def adam_init(theta: Tensor) -> Adam[Tensor]:
     return Adam(torch.zeros_like(theta), torch.zeros_like(theta), nothing, nothing)
 
 
-_in_pieces = ContextVar("_in_pieces", default=False)
+_without_fused_adam = ContextVar("_without_fused_adam", default=False)
 
 
 @contextmanager
-def in_pieces() -> Iterator[None]:
+def without_fused_adam() -> Iterator[None]:
     """Compute `adam` by plain operations inside this block, for a compiler to fuse."""
-    token = _in_pieces.set(True)
+    token = _without_fused_adam.set(True)
     try:
         yield
     finally:
-        _in_pieces.reset(token)
+        _without_fused_adam.reset(token)
 
 
 def adam(
@@ -108,7 +108,7 @@ def adam_of(
     square_weight = beta2 * state.square_weight + (1 - beta2)
     root = square_weight.to(dtype).sqrt()
     rate_now, eps_now = rate * root / mean_weight.to(dtype), eps * root
-    if reuse and thetas[0].device.type == "cpu" and not _in_pieces.get():
+    if reuse and thetas[0].device.type == "cpu" and not _without_fused_adam.get():
         torch.ops.pfedbayes.adam_(thetas, grads, state.mean, state.square, rate_now, eps_now, beta1, beta2)
         return thetas, Adam(state.mean, state.square, mean_weight, square_weight)
     moved, means, squares = [], [], []

@@ -55,7 +55,7 @@ def concat(trees: Sequence[Tree]) -> Tree:
     return trees[0] if len(trees) == 1 else tree_map(lambda *parts: torch.cat(parts), *trees)
 
 
-def alike(trees: Sequence[Tree]) -> list[list[int]]:
+def group_by_shapes(trees: Sequence[Tree]) -> list[list[int]]:
     """Group the indices of trees whose tensors have the same shapes, which can be stacked."""
     places: dict[tuple[torch.Size, ...], list[int]] = {}
     for place, tree in enumerate(trees):

@@ -140,31 +140,31 @@ def terms(s: Setting) -> list[Term]:
 def explain(s: Setting) -> list[str]:
     """Return sentences that say what the terms mean."""
     bound, useful = theory.theorem1(s), theory.useful_size(s)
-    says = f"the averaged squared Hellinger distance is at most {bound:.3g}"
+    statement = f"the averaged squared Hellinger distance is at most {bound:.3g}"
     if bound < LARGEST_DISTANCE:
-        told = [f"The bound is not vacuous: {says}, and the largest possible distance is 1."]
+        sentences = [f"The bound is not vacuous: {statement}, and the largest possible distance is 1."]
     elif useful is not None:
-        told = [
-            f"The bound is vacuous: {says}, but no such distance exceeds 1.",
+        sentences = [
+            f"The bound is vacuous: {statement}, but no such distance exceeds 1.",
             f"It falls below 1 from n = {useful:.3g} examples per client.",
         ]
     else:
         share = s.constants.C_second * theory.xi_n(s) / s.zeta
-        told = [
-            f"The bound is vacuous: {says}, but no such distance exceeds 1.",
+        sentences = [
+            f"The bound is vacuous: {statement}, but no such distance exceeds 1.",
             f"It stays vacuous for every n: the approximation error alone contributes {share:.3g}.",
         ]
     variance = theory.sigma_n_squared(s)
     if variance > s.weight_bound**2:
-        told.append(f"Assumption 3 does not hold: σ_n² = {variance:.3g} exceeds B² = {s.weight_bound**2:.3g}.")
+        sentences.append(f"Assumption 3 does not hold: σ_n² = {variance:.3g} exceeds B² = {s.weight_bound**2:.3g}.")
     unknown = dataclasses.asdict(s.constants)
     delta = unknown.pop("delta")
-    told.append(
+    sentences.append(
         "The paper gives no values for the constants C. This table uses "
         + ("1 for all" if set(unknown.values()) == {1.0} else ", ".join(f"{k} = {v:g}" for k, v in unknown.items()))
         + f", and δ = {delta:g}: the values show how the bound grows, not how large it is."
     )
-    return told
+    return sentences
 
 
 def as_json(case: Case) -> dict[str, Any]:

@@ -34,7 +34,7 @@ CAPTIONS = {
 
 
 def settings_table(source: Source, table: str) -> Table:
-    """Table 2 or Table 3: the paper's scores, ours scored alike, and ours without a picked round.
+    """Table 2 or Table 3: the paper's scores, ours scored as in the paper, and ours without a picked round.
 
     Table 2 has one more column: our score with the weight noise of the public code.
     """
@@ -49,10 +49,10 @@ def settings_table(source: Source, table: str) -> Table:
             if row[model] is None:
                 cells += [NOTHING] * (4 + len(more))
                 continue
-            alike, ours = _scored_as_paper(source, table, row, model)
+            records, ours = _scored_as_paper(source, table, row, model)
             cells += [
                 f"{row[model]:.2f}",
-                score_text(alike, ours),
+                score_text(records, ours),
                 difference_text(ours, row[model]),
                 score_text(unpicked, over_seeds(unpicked, model, None, MEAN)),
                 *(score_text(quiet, over_seeds(quiet, model, "one", BEST)) for _ in more),

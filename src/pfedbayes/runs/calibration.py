@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from pfedbayes import runs
-from pfedbayes.data import Preprocessing
+from pfedbayes.data import Preprocessing, TaskShape
 from pfedbayes.engine.federation import Federation
 from pfedbayes.errors import UserError
 from pfedbayes.runs.experiment import Experiment, fit_net
@@ -41,6 +41,13 @@ class CalibrationRecord:
     scores: dict[str, list[Scores]]
     """By model, the scores of each client's validation data, for the first seed."""
 
+    @property
+    def task_shape(self) -> TaskShape:
+        """The shapes of inputs and targets, for which the network was built."""
+        target = self.preprocessing.target
+        classes = None if target.classes is None else len(target.classes)
+        return TaskShape(tuple(self.preprocessing.shape), classes, self.num_targets, target.deviation)
+
 
 def calibration_bytes(federation: Federation, experiment: Experiment) -> bytes:
     """Score the models of a federation on validation data and return the content of the file."""
@@ -56,7 +63,7 @@ def calibration_bytes(federation: Federation, experiment: Experiment) -> bytes:
         "format": FORMAT,
         "names": shards.names,
         "preprocessing": preprocessing.to_json(),
-        "num_targets": 1 if shards.num_classes is not None else shards.y.shape[1],
+        "num_targets": shards.task_shape.num_targets,
         "net": {name: value for name, value in net.section().items() if value is not None},
         "chose_round": experiment.training.patience is not None,
     }

@@ -49,12 +49,14 @@ def estimate(experiment: Experiment, seeds: Sequence[int], device: str = "auto",
     per_round = clock.seconds() - first
     start = max(0.0, first - per_round)
     rounds = experiment.training.rounds
-    asked = [experiment.evaluation.after(r, rounds) for r in range(1, rounds + 1) if experiment.training.evaluates(r)]
+    evaluations = [
+        experiment.evaluation.after(r, rounds) for r in range(1, rounds + 1) if experiment.training.evaluates(r)
+    ]
     evaluating = 0.0
-    for options in [options for k, options in enumerate(asked) if options not in asked[:k]]:
+    for options in [options for k, options in enumerate(evaluations) if options not in evaluations[:k]]:
         begun = clock.seconds()
         federation.evaluate(**options)
-        evaluating += asked.count(options) * (clock.seconds() - begun)
+        evaluating += evaluations.count(options) * (clock.seconds() - begun)
     # During a round the old states, the new states and the gradients are all in memory.
     servers = sum(leaf.nbytes for leaf in leaves(tuple(federation.servers)))
     noise = math.prod(experiment.method.noise_shape(federation.model.net.num_params) or (0,)) * 4
@@ -68,8 +70,8 @@ def estimate(experiment: Experiment, seeds: Sequence[int], device: str = "auto",
         federation.plan,
         start,
         per_round,
-        evaluating / len(asked),
-        len(asked),
+        evaluating / len(evaluations),
+        len(evaluations),
         start + rounds * per_round + evaluating,
         federation.x.nbytes + federation.y.nbytes + working + (0 if in_file else resting),
         resting if in_file else 0,

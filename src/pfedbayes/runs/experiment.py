@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pfedbayes.data import DataConfig, Shards
+from pfedbayes.data import DataConfig, Shards, TaskShape
 from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.plan import Plan, plan_for
 from pfedbayes.engine.training import Training
@@ -195,32 +195,27 @@ def fit_net(net: NetConfig, shards: Shards, method: Method) -> NetConfig:
     return _settle(net, method, "mlp", (min(max(round(math.sqrt(rows)), 16), 100),))
 
 
-def build_model(net: NetConfig, shards: Shards, method: Method) -> Model:
-    """Build the network and its likelihood for the data and the method."""
-    net = fit_net(net, shards, method)
-    shape = tuple(shards.x.shape[1:])
-    targets = shards.num_classes if shards.num_classes is not None else shards.y.shape[1]
-    outputs = method.needs.outputs or targets
-    if net.name is not None and is_import_path(net.name):
+def build_model(net: NetConfig, task: TaskShape, method: Method) -> Model:
+    """Build the network and its likelihood for the data and the method; net: complete, as from `fit_net`."""
+    if net.name is None or (net.name == "mlp" and net.hidden is None):
+        raise ValueError("the config of the network is incomplete: call fit_net first")
+    shape = task.inputs
+    outputs = method.needs.outputs or task.num_classes or task.num_targets
+    if is_import_path(net.name):
         module = build_module(net.name, shape, outputs, net.settings)
     elif net.name == "cnn":
         if len(shape) != 3:
             raise UserError(f"the CNN takes images, the data have shape {shape}: use net.name=mlp")
         module = cnn(shape, outputs)
     elif net.name == "vgg":
-        if shards.x.dim() != 4 or shards.x.shape[2:] != (32, 32):
-            raise UserError(
-                f"the VGG takes 32 x 32 images, the data have shape {tuple(shards.x.shape[1:])}: use net.name=mlp"
-            )
-        module = vgg(
-            outputs, in_channels=shards.x.shape[1], head="linear" if method.needs.outputs else net.head, norm=net.norm
-        )
+        if len(shape) != 3 or shape[1:] != (32, 32):
+            raise UserError(f"the VGG takes 32 x 32 images, the data have shape {shape}: use net.name=mlp")
+        module = vgg(outputs, in_channels=shape[0], head="linear" if method.needs.outputs else net.head, norm=net.norm)
     else:
         module = mlp([math.prod(shape), *(net.hidden or ()), outputs], net.activation)
     likelihood: Likelihood = Classification()
-    if shards.num_classes is None:
-        unit = shards.preprocessing.target.deviation if shards.preprocessing else 1.0
-        likelihood = Regression(net.sigma_eps and net.sigma_eps / unit, unit)
+    if task.num_classes is None:
+        likelihood = Regression(net.sigma_eps and net.sigma_eps / task.unit, task.unit)
         module = module if net.sigma_eps is not None else WithNoise(module)
     return Model(Net(module), likelihood, method.habits.pixels)
 
@@ -235,9 +230,9 @@ def build_federation(
     clients_file: Path | None = None,
 ) -> Federation:
     """Build a federation at round 0, with the experiment's model unless another is given."""
-    model = model or build_model(experiment.net, shards, experiment.method)
-    init = fit_net(experiment.net, shards, experiment.method).init
-    make = partial(Federation, shards, model, experiment.method, experiment.training, seeds, init)
+    net = fit_net(experiment.net, shards, experiment.method)
+    model = model or build_model(net, shards.task_shape, experiment.method)
+    make = partial(Federation, shards, model, experiment.method, experiment.training, seeds, net.init)
     if plan is not None:
         return make(plan, clients_file)
     choose = partial(plan_for, model, experiment.method, experiment.training, len(shards.train), len(seeds), device)

@@ -20,7 +20,7 @@ from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Which
 from pfedbayes.evaluation.posterior import OutputFunction, Weights
 from pfedbayes.maths.likelihoods import Likelihood, Regression
-from pfedbayes.maths.metrics import confidence, doubt, log_average, moments
+from pfedbayes.maths.metrics import confidence, decompose_uncertainty, log_average, moments
 from pfedbayes.runs.sections import NetConfig
 from pfedbayes.serving.tables import open_table
 from pfedbayes.trust import conformal
@@ -148,7 +148,7 @@ class Predictor:
     def _labels(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
         classes = self.client.preprocessing.target.classes or ()
         log_probs = log_average(outputs)
-        doubts = doubt(outputs, log_probs)
+        uncertainty = decompose_uncertainty(outputs, log_probs)
         probs = log_probs.exp().numpy()
         within = conformal.label_sets(conformal.label_scores(log_probs), self.guarantees.sets).numpy()
         if self.guarantees.rule is not None:
@@ -158,9 +158,9 @@ class Predictor:
         return {
             "label": np.array(classes)[probs.argmax(-1)],
             **{f"p_{name}": probs[:, k] for k, name in enumerate(classes)},
-            "entropy": doubts.total.numpy(),
-            "aleatoric": doubts.aleatoric.numpy(),
-            "epistemic": doubts.epistemic.numpy(),
+            "entropy": uncertainty.total.numpy(),
+            "aleatoric": uncertainty.aleatoric.numpy(),
+            "epistemic": uncertainty.epistemic.numpy(),
             "abstain": abstain,
             "conformal_set": np.array(["|".join(np.array(classes)[row]) for row in within], dtype=str),
         }
@@ -194,16 +194,16 @@ class Predictor:
         """Return sentences on what is guaranteed, from how many examples, and what is not."""
         sets, rule = self.guarantees
         kind = "intervals" if isinstance(self.client.likelihood, Regression) else "sets"
-        said = [f"conformal {kind}: {sets.statement()}"]
+        sentences = [f"conformal {kind}: {sets.statement()}"]
         if rule is not None:
-            said.append(f"abstention: {rule.statement()}{self._hint()}")
+            sentences.append(f"abstention: {rule.statement()}{self._hint()}")
         elif self.options.abstain_at is not None:
-            said.append(f"abstention: at the given threshold {self.options.abstain_at:g}, without a guarantee")
+            sentences.append(f"abstention: at the given threshold {self.options.abstain_at:g}, without a guarantee")
         if self.client.is_stochastic and self.options.samples != DRAWS:
-            said.append(
+            sentences.append(
                 f"calibrated with {DRAWS} draws but predicted with {self.options.samples}, so it holds only roughly"
             )
-        return [*said, *self.client.notes, "all of this for new rows from the same source as the calibration rows"]
+        return [*sentences, *self.client.notes, "all of this for new rows from the same source as the calibration rows"]
 
     def as_json(self) -> dict[str, Any]:
         """Return the guarantees as a JSON object, with null for infinite thresholds."""

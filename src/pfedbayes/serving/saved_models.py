@@ -13,7 +13,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pfedbayes import runs
-from pfedbayes.data import Shards
 from pfedbayes.engine.personalisation import Prior
 from pfedbayes.engine.plan import Plan, choose_device
 from pfedbayes.engine.population import FilePopulation
@@ -33,12 +32,15 @@ class SavedModels:
     """The models in the checkpoint of a finished run; with early stopping, those of the best round."""
 
     folder: Path
+    """The run folder."""
     method: Method
     model: Model
+    """Network and likelihood, as the plan computes them."""
     plan: Plan
     batch_size: int
     seeds: tuple[int, ...]
     num_clients: int
+    """The number of clients that trained; one if the method pools the data."""
 
     def trained_model(self, which: Which, client: int) -> TrainedModel:
         """Read a client's model, or the shared one, of the first seed."""
@@ -148,25 +150,9 @@ def saved_models(folder: Path, record: CalibrationRecord, device: str = "auto") 
     return SavedModels(
         folder=folder,
         method=method,
-        model=plan.fit(build_model(record.net, _shapes(record), method)),
+        model=plan.fit(build_model(record.net, record.task_shape, method)),
         plan=plan,
         batch_size=experiment.training.batch_size,
         seeds=tuple(run.info.seeds),
         num_clients=1 if method.needs.pooled_data else len(record.names),
-    )
-
-
-def _shapes(record: CalibrationRecord) -> Shards:
-    """Return shards of one empty example, from which `build_model` takes the shapes of inputs and targets."""
-    preprocessing, classes = record.preprocessing, record.preprocessing.target.classes
-    none = torch.empty(0, dtype=torch.int64)
-    return Shards(
-        x=torch.zeros(1, *preprocessing.shape, dtype=torch.uint8 if preprocessing.image else None),
-        y=torch.zeros(1, record.num_targets) if classes is None else torch.zeros(1, dtype=torch.int64),
-        train=(torch.zeros(1, dtype=torch.int64),),
-        test=(none,),
-        validation=(none,),
-        names=("shapes",),
-        num_classes=None if classes is None else len(classes),
-        preprocessing=preprocessing,
     )

@@ -24,7 +24,7 @@ from pfedbayes.maths.metrics import (
     auroc,
     brier,
     confidence,
-    doubt,
+    decompose_uncertainty,
     ece,
     log_average,
     nll,
@@ -149,7 +149,7 @@ def _ways(
 
 def _answers(federation: Federation, which: Which, client: int, x: Tensor, s: int, samples: int) -> Answers:
     outputs = federation.predict(which, client, x, samples if federation.method.about.stochastic else None, s).cpu()
-    return Answers(log_average(outputs), doubt(outputs).epistemic)
+    return Answers(log_average(outputs), decompose_uncertainty(outputs).epistemic)
 
 
 def _warmed(answers: Answers, heat: Tensor | None) -> Answers:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfedbayes.data import Preprocessing, Summary, combine, summarise
+from pfedbayes.data import ClientSummary, Preprocessing, combine, summarise
 from pfedbayes.data.own.columns import Schema
 from pfedbayes.data.own.table_builder import table_of
 from pfedbayes.errors import UserError
@@ -20,7 +20,9 @@ def table(where="table", **columns):
 
 def fit(*tables, target="y", task=None):
     summaries = [summarise(f"client {i}", own, target, np.arange(len(own)), task) for i, own in enumerate(tables)]
-    return combine([Summary.from_json(summary.to_json()) for summary in summaries], task)  # as if they had been sent
+    return combine(
+        [ClientSummary.from_json(summary.to_json()) for summary in summaries], task
+    )  # as if they had been sent
 
 
 numbers = st.lists(

@@ -8,6 +8,7 @@ import torch
 from population_states import SIZE, Kept, fresh, on_host, states
 from torch import Tensor
 
+from execution_plans import needs_gpu
 from federations import FEW, federation, same_bits, trained
 from pfedbayes.engine.plan import Plan
 from pfedbayes.engine.population import HostPopulation
@@ -109,7 +110,7 @@ def test_blocks_are_nearly_full_when_torch_has_rounded_them_up(monkeypatch, mega
     assert size >= 7 / 8 * 2**28
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 class TestBesideAGpu:
     def test_states_come_back_though_nobody_waits(self):
         """The GPU is kept busy: what is read on the host before it is done would be of the round before."""

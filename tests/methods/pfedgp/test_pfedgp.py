@@ -29,7 +29,7 @@ from pfedbayes.engine.backend.local_training import client_round
 from pfedbayes.maths.likelihoods import Classification
 from pfedbayes.methods.base import Adaptation
 from pfedbayes.methods.pfedgp import method as pfedgp
-from pfedbayes.methods.pfedgp import polya_gamma as polyagamma
+from pfedbayes.methods.pfedgp import polya_gamma
 from pfedbayes.methods.pfedgp.label_tree import build_tree
 from pfedbayes.methods.pfedgp.method import FLOOR, Personal, PFedGP
 from pfedbayes.methods.pfedgp.polya_gamma import draw, gibbs, rbf
@@ -233,7 +233,7 @@ class TestManyClients:
     def test_chunks_change_nothing(self, size, monkeypatch):
         whole = self.trained()
         scores = whole.evaluate()["personal"]["mean"]["nll"]
-        monkeypatch.setattr(polyagamma, "CHUNK", size)
+        monkeypatch.setattr(polya_gamma, "CHUNK", size)
         assert difference(self.trained().servers, whole.servers) < 1e-11
         assert_close(torch.tensor(whole.evaluate()["personal"]["mean"]["nll"]), torch.tensor(scores))
 

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from federations import randn
 from pfedbayes.maths.trees import stack
-from pfedbayes.methods.pfedgp import polya_gamma as polyagamma
+from pfedbayes.methods.pfedgp import polya_gamma
 from pfedbayes.methods.pfedgp.polya_gamma import (
     draw,
     moments,
@@ -19,11 +19,11 @@ from pfedbayes.methods.pfedgp.polya_gamma import (
 
 
 def pg(c, generator):
-    return polyagamma.pg(c, torch.rand(*c.shape, polyagamma.TERMS, generator=generator))
+    return polya_gamma.pg(c, torch.rand(*c.shape, polya_gamma.TERMS, generator=generator))
 
 
 def gibbs(cov, kappa, chains, steps, generator):
-    return polyagamma.gibbs(cov, kappa, draw(chains, len(kappa), steps, generator))
+    return polya_gamma.gibbs(cov, kappa, draw(chains, len(kappa), steps, generator))
 
 
 def dense_moments(cov, cross, variance, omega, kappa):
@@ -42,11 +42,11 @@ def dense_gibbs(cov, kappa, draws):
     chains = []
     for chain in range(len(draws.prior[0])):
         first, *priors = (root @ normal[chain].double() for normal in draws.prior)
-        omega = polyagamma.pg(first, draws.uniform[0][chain])
+        omega = polya_gamma.pg(first, draws.uniform[0][chain])
         for prior, noise, uniform in zip(priors, draws.noise, draws.uniform[1:], strict=True):
             observed = kappa / omega - prior - noise[chain] / omega.sqrt()
             f = prior + cov @ torch.linalg.inv(cov + torch.diag(1 / omega)) @ observed
-            omega = polyagamma.pg(f, uniform[chain])
+            omega = polya_gamma.pg(f, uniform[chain])
         chains.append(omega)
     return torch.stack(chains)
 
@@ -82,7 +82,7 @@ class TestPolyaGamma:
 
     @pytest.mark.parametrize(("c", "share"), [(0.0, 4e-6), (4.0, 3e-5), (12.0, 5e-4), (30.0, 6e-3)])
     def test_terms_left_out_have_little_variance(self, c, share):
-        k = np.arange(1, polyagamma.TERMS + 1)
+        k = np.arange(1, polya_gamma.TERMS + 1)
         taken = (1 / (2 * math.pi**2 * ((k - 0.5) ** 2 + (c / (2 * math.pi)) ** 2)) ** 2).sum()
         assert 0 < 1 - taken / self.variance(c) < share
 
@@ -140,7 +140,7 @@ class TestMoments:
             return [*found, *torch.autograd.grad((found[0].sin() + found[1].cos()).sum(), (cov, cross))]
 
         plain = results()
-        monkeypatch.setitem(polyagamma.ALIGNED, "cpu", multiple)
+        monkeypatch.setitem(polya_gamma.ALIGNED, "cpu", multiple)
         for ours, expected in zip(results(), plain, strict=True):
             assert_close(ours, expected)
 
@@ -153,7 +153,7 @@ class TestMoments:
             return [mean, variance, *grads, gibbs(self.cov, self.kappa, 3, 4, generator())]
 
         whole = results()
-        monkeypatch.setattr(polyagamma, "CHUNK", size)
+        monkeypatch.setattr(polya_gamma, "CHUNK", size)
         for ours, expected in zip(results(), whole, strict=True):
             assert_close(ours, expected)
 
@@ -163,18 +163,18 @@ class TestMoments:
         kappas = [self.kappa, -self.kappa]
         draws = [draw(3, 9, 4, generator(seed)) for seed in (5, 6)]
         cov, cross, kappa = (torch.stack(parts) for parts in (each, crosses, kappas))
-        omega = polyagamma.gibbs(cov, kappa, stack(draws))
+        omega = polya_gamma.gibbs(cov, kappa, stack(draws))
         mean, variance = moments(cov, cross, 8.0, omega, kappa)
         sides = side_probabilities(mean, variance, "mean")
         for k in range(2):
-            assert_close(omega[k], polyagamma.gibbs(each[k], kappas[k], draws[k]))
+            assert_close(omega[k], polya_gamma.gibbs(each[k], kappas[k], draws[k]))
             alone = moments(each[k], crosses[k], 8.0, omega[k], kappas[k])
             assert_close((mean[k], variance[k]), alone)
             assert_close(tuple(side[k] for side in sides), side_probabilities(*alone, "mean"))
 
     @pytest.mark.parametrize("size", [1, 2**21])
     def test_the_gradient_of_processes_side_by_side_is_right(self, size, monkeypatch):
-        monkeypatch.setattr(polyagamma, "CHUNK", size)
+        monkeypatch.setattr(polya_gamma, "CHUNK", size)
         omega, kappa = torch.stack([self.omega, self.omega.flip(0)]), torch.stack([self.kappa, -self.kappa])
 
         def function(z, new):
@@ -201,7 +201,7 @@ class TestGibbs:
 
     @pytest.fixture(params=[0, 10**9], ids=["iterated", "factorised"], autouse=True)
     def _way(self, request, monkeypatch):
-        monkeypatch.setitem(polyagamma.ITERATE_FROM, "cpu", request.param)
+        monkeypatch.setitem(polya_gamma.ITERATE_FROM, "cpu", request.param)
 
     n = 60
     covs = torch.stack([covariance(60, seed=seed)[0] for seed in range(6)]).view(2, 3, 60, 60)
@@ -212,7 +212,7 @@ class TestGibbs:
 
     def test_it_is_the_formulas_with_inverses(self):
         draws = self.draws()
-        omega = polyagamma.gibbs(self.covs, self.kappa, stack([stack(row) for row in draws]))
+        omega = polya_gamma.gibbs(self.covs, self.kappa, stack([stack(row) for row in draws]))
         assert omega.shape == (2, 3, 4, self.n)
         for row in range(2):
             for column in range(3):
@@ -221,17 +221,17 @@ class TestGibbs:
 
     def test_single_precision_is_enough(self):
         cov, kappa, draws = self.covs[0, 0], self.kappa[0, 0], self.draws()[0][0]
-        omega = polyagamma.gibbs(cov.float(), kappa.float(), draws)
+        omega = polya_gamma.gibbs(cov.float(), kappa.float(), draws)
         assert omega.dtype == torch.float32
         assert_close(omega.double(), dense_gibbs(cov, kappa, draws), rtol=5e-5, atol=0)
 
     def test_what_is_not_finite_stays_with_its_chain_and_process(self):
         covs, draws = self.covs.clone(), stack([stack(row) for row in self.draws()])
-        sound = polyagamma.gibbs(covs, self.kappa, draws)
+        sound = polya_gamma.gibbs(covs, self.kappa, draws)
         covs[0, 1, 7, 7] = torch.nan
         draws.noise[2][1, 2, 3, 5] = torch.inf
         draws.prior[3][1, 0, 1, 9] = torch.nan
-        omega = polyagamma.gibbs(covs, self.kappa, draws)
+        omega = polya_gamma.gibbs(covs, self.kappa, draws)
         broken = torch.zeros(2, 3, 4, dtype=torch.bool)
         broken[0, 1] = broken[1, 2, 3] = broken[1, 0, 1] = True
         assert not omega[broken].isfinite().any()

@@ -8,8 +8,9 @@ import torch
 from pfedgp_inputs import covariance, generator
 from torch.testing import assert_close
 
+from execution_plans import needs_gpu
 from federations import randn
-from pfedbayes.methods.pfedgp import polya_gamma as polyagamma
+from pfedbayes.methods.pfedgp import polya_gamma
 from pfedbayes.methods.pfedgp.polya_gamma import (
     ConjugateGradients,
     cholesky,
@@ -56,7 +57,7 @@ class TestCholesky:
 class TestInverseFactor:
     @pytest.mark.parametrize("n", [1, 7, 8, 9, 40, 61])
     def test_by_halves_it_is_the_inverse_of_the_factor(self, n, monkeypatch):
-        monkeypatch.setattr(polyagamma, "BLOCK", 8)
+        monkeypatch.setattr(polya_gamma, "BLOCK", 8)
         matrices = torch.stack([covariance(n, seed=seed)[0] + torch.eye(n) for seed in range(6)]).view(2, 3, n, n)
         inverse = inverse_factor(matrices)
         assert not inverse.triu(1).any()
@@ -71,7 +72,7 @@ class TestInverseFactor:
         assert (inverse_factor(matrix.float()) @ right.float() - exact).norm() < 10 * (substituted - exact).norm()
 
     def test_what_is_not_finite_stays_with_its_matrix(self, monkeypatch):
-        monkeypatch.setattr(polyagamma, "BLOCK", 8)
+        monkeypatch.setattr(polya_gamma, "BLOCK", 8)
         sound = covariance(20)[0]
         broken = sound.clone()
         broken[18, 3] = broken[3, 18] = torch.nan
@@ -83,12 +84,12 @@ class TestInverseFactor:
 class TestProduct:
     def test_the_head_has_eleven_bits_and_the_rest_the_others(self):
         values = randn(10_000, seed=1, dtype=torch.float32)
-        head = polyagamma._head(values)
+        head = polya_gamma._head(values)
         mantissa, _ = torch.frexp(head)
         assert (mantissa * 2**11 == (mantissa * 2**11).round()).all()
         assert ((values - head).abs() < 2**-10 * values.abs()).all()
 
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    @needs_gpu
     def test_on_a_gpu_it_is_as_exact_as_single_precision(self):
         a, b = (randn(2, 3, 300, 300, seed=seed) for seed in (1, 2))
         exact = a @ b
@@ -98,7 +99,7 @@ class TestProduct:
         error = ((a @ b).cpu() - exact).norm()
         ours = (product(a, b.mT.contiguous().mT).cpu() - exact).norm()
         assert torch.get_float32_matmul_precision() == "highest"
-        with polyagamma.rounded(a):
+        with polya_gamma.rounded(a):
             rough = ((a @ b).cpu() - exact).norm()
         torch.set_float32_matmul_precision(precision)
         assert ours < 3 * error < 0.03 * rough
@@ -135,7 +136,7 @@ class TestConjugateGradients:
         finally:
             gc.enable()
 
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    @needs_gpu
     def test_a_gpu_replays_them(self):
         cov = torch.stack([covariance(300, seed=seed)[0] for seed in range(3)])
         scale, vectors = (torch.stack(parts) for parts in zip(*map(self.system, cov), strict=True))
@@ -168,7 +169,7 @@ class TestConjugateGradients:
         cov = rbf(z, z, 1e6, 0.5) + 1e-3 * torch.eye(100)
         scale, vectors = self.system(cov)
         assert not ConjugateGradients(cov, 4).solve(scale, vectors)
-        found = polyagamma._Solver(cov, 4)(scale, vectors)
+        found = polya_gamma._Solver(cov, 4)(scale, vectors)
         assert_close(found, self.dense(cov, scale, vectors), rtol=1e-6, atol=1e-6)
 
     def test_chains_that_are_done_wait_for_the_others(self):

@@ -16,7 +16,7 @@ from pfedbayes.data.own import images
 from pfedbayes.data.own.columns import Budget, Kind, Schema, Table, Texts, by_value, concatenate, missing
 from pfedbayes.data.own.preprocessing import Preprocessing, combine
 from pfedbayes.data.own.readers import SUFFIXES, read_table
-from pfedbayes.data.own.summaries import MAX_INTEGER_CLASSES, Summary, summarise
+from pfedbayes.data.own.summaries import MAX_INTEGER_CLASSES, ClientSummary, summarise
 from pfedbayes.data.own.table_builder import table_of
 from pfedbayes.data.shards import Shards
 from pfedbayes.data.splits import Rows, SplitPurpose, held_out
@@ -71,7 +71,7 @@ def shards_from_tables(
     return _shards(own, target, config, [*ignore, *filter(None, [split_column])])
 
 
-def summarise_client(config: DataConfig, client: int, name: str) -> Summary:
+def summarise_client(config: DataConfig, client: int, name: str) -> ClientSummary:
     """Summarise the file of one client, for clients on separate machines; `combine` fits the preprocessing.
 
     client: its number, which determines the random split of its rows.
@@ -220,7 +220,7 @@ def _shards(tables: Mapping[str, Table], target: str, config: DataConfig, others
 
 
 def _split(client: int, name: str, table: Table, target: str, config: DataConfig) -> dict[str, Rows]:
-    """Return `split_rows` of a table, once it is seen to have training rows with targets."""
+    """Check that a table has training rows with targets, and return its `split_rows`."""
     _require_column(table, target)
     if not len(table):
         raise UserError(f"{name} has no rows ({table.where}): add some or leave the client out")

@@ -34,8 +34,8 @@ from pfedbayes.data.own.columns import (
 from pfedbayes.data.own.summaries import (
     MAX_CLASSES,
     MAX_INTEGER_CLASSES,
+    ClientSummary,
     ColumnSummary,
-    Summary,
     in_one_order,
     merge,
     require_equal_columns,
@@ -45,7 +45,7 @@ from pfedbayes.errors import UserError
 FORMAT = 1
 
 
-def combine(summaries: Sequence[Summary], task: Task | None = None) -> Preprocessing:
+def combine(summaries: Sequence[ClientSummary], task: Task | None = None) -> Preprocessing:
     """Fit the preprocessing to the summaries of all clients.
 
     task: inferred from the target if not given.

@@ -52,7 +52,7 @@ class ColumnSummary:
 
 
 @dataclass(frozen=True)
-class Summary:
+class ClientSummary:
     """Aggregates of one client's table."""
 
     client: str
@@ -68,13 +68,13 @@ class Summary:
         return json.dumps(dataclasses.asdict(self))
 
     @staticmethod
-    def from_json(text: str) -> Summary:
+    def from_json(text: str) -> ClientSummary:
         """Read what `to_json` returns."""
         fields = json.loads(text)
         columns = tuple(_column_summary(column) for column in fields.pop("columns"))
         shape = fields.pop("shape")
         target = _column_summary(fields.pop("target"))
-        return Summary(columns=columns, target=target, shape=None if shape is None else tuple(shape), **fields)
+        return ClientSummary(columns=columns, target=target, shape=None if shape is None else tuple(shape), **fields)
 
 
 def _column_summary(fields: Mapping[str, Any]) -> ColumnSummary:
@@ -82,14 +82,14 @@ def _column_summary(fields: Mapping[str, Any]) -> ColumnSummary:
     return ColumnSummary(**{**fields, "values": None if values is None else tuple(values)})
 
 
-def summarise(client: str, table: Table, target: str, train: Rows, task: Task | None = None) -> Summary:
+def summarise(client: str, table: Table, target: str, train: Rows, task: Task | None = None) -> ClientSummary:
     """Summarise a client's table.
 
     The inputs and the mean of the target come from the training rows alone. The values of the target come from all
     rows; they are included only if they are classes or, without a task, may be classes.
     """
     whole = table.columns[target]
-    return Summary(
+    return ClientSummary(
         client=client,
         columns=tuple(
             summarise_column(name, take(column, train)) for name, column in table.columns.items() if name != target
@@ -136,7 +136,7 @@ def _target_values(column: Column, task: Task | None) -> dict[str, Any]:
     return {"values": None if len(numbers) > most else tuple(map(as_text, numbers)), "whole": whole}
 
 
-def in_one_order(summaries: Sequence[Summary]) -> list[Summary]:
+def in_one_order(summaries: Sequence[ClientSummary]) -> list[ClientSummary]:
     """Return the summaries with the columns in the order of the first client's."""
     names = [column.name for column in summaries[0].columns]
     by_name = [{column.name: column for column in summary.columns} for summary in summaries]
@@ -146,13 +146,13 @@ def in_one_order(summaries: Sequence[Summary]) -> list[Summary]:
     ]
 
 
-def require_equal_columns(summaries: Sequence[Summary]) -> None:
+def require_equal_columns(summaries: Sequence[ClientSummary]) -> None:
     """Refuse clients with different columns or shapes."""
     for one, other in pairwise(summaries):
         _require_equal(one, other)
 
 
-def _require_equal(one: Summary, other: Summary) -> None:
+def _require_equal(one: ClientSummary, other: ClientSummary) -> None:
     for has, lacks in ((one, other), (other, one)):
         known = {column.name for column in lacks.columns}
         for column in has.columns:
@@ -168,7 +168,7 @@ def _require_equal(one: Summary, other: Summary) -> None:
         )
 
 
-def merge(columns: Sequence[ColumnSummary], summaries: Sequence[Summary]) -> ColumnSummary:
+def merge(columns: Sequence[ColumnSummary], summaries: Sequence[ClientSummary]) -> ColumnSummary:
     """Merge the summaries of one column over all clients.
 
     Means and squared deviations are merged by the method of Chan, Golub and LeVeque, which loses no precision.

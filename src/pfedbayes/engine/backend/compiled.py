@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfedbayes.maths.optim import in_pieces
+from pfedbayes.maths.optim import without_fused_adam
 from pfedbayes.maths.trees import leaves, rebuild, tree_map
 
 
@@ -57,7 +57,7 @@ class Compiled:
             return traced_leaves
 
         examples: list[Any] = [leaf.clone() for leaf in flat]  # a program may write to its arguments
-        with in_pieces():
+        with without_fused_adam():
             traced = make_fx(of_leaves)(*examples)
         try:
             with warnings.catch_warnings(action="ignore"):  # torch warns about its own internals

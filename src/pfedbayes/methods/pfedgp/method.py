@@ -20,7 +20,7 @@ from torch.nn import functional
 from pfedbayes.constraints import AtLeastOne, Interval, NonNegative, Positive
 from pfedbayes.maths.random import Purpose, key
 from pfedbayes.maths.stacked import call_stacked, weighted_mean
-from pfedbayes.maths.trees import alike, stack, tree_map
+from pfedbayes.maths.trees import group_by_shapes, stack, tree_map
 from pfedbayes.methods.base import About, Adaptation, Method, Needs, Shard, State
 from pfedbayes.methods.pfedgp.label_tree import build_tree, members, pad_splits
 from pfedbayes.methods.pfedgp.polya_gamma import Draws, Link, at_once, draw, gibbs, moments, rbf, side_probabilities
@@ -310,7 +310,7 @@ def _task(client: int, node: int, old: Tensor, left: Tensor, new: Tensor, truth:
 
 def _stacked(tasks: Sequence[Task], chains: int, device: torch.device) -> Iterator[Task]:
     """Yield batches of tasks with equal numbers of examples, on the device; a batch fits into memory."""
-    for places in alike(tasks):
+    for places in group_by_shapes(tasks):
         n, m = (len(rows) for rows in (tasks[places[0]].old, tasks[places[0]].new))
         size = at_once(chains * n * max(m, n), device)
         for start in range(0, len(places), size):
