@@ -49,8 +49,8 @@ Means over clients and seeds; pFedBayes averages ten draws.
 - rotated: {rotated}.
 - noisy: {noisy}.
 - sets: 90 % conformal sets (LAC), calibrated per client.
-- answered: share of examples answered at a promised error of at most 1 %, calibrated on the validation data of all
-  clients; 0 where these data cannot support the promise.
+- answered: share of examples answered at a guaranteed error of at most 1 %, calibrated on the validation data of all
+  clients; 0 where these data cannot support the guarantee.
 - sets and answered exist only for unscaled models: the temperature has already used the calibration data.
 
 Written by `python -m benchmarks.uncertainty` from the JSON file beside it; do not edit.
