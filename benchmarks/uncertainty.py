@@ -31,6 +31,10 @@ METHODS = {
 VALIDATION = 0.2
 PAGE = """# Uncertainty
 
+The personal models of pFedBayes have the lowest NLL and AURC and detect unseen labels best, on all four data sets below.
+Temperature scaling narrows the gap to Local in NLL. Each method has one setting and one seed, so small differences are
+noise.
+
 The tables compare calibration, out-of-distribution detection, conformal sets and abstention of pFedBayes, FedAvg and
 Local. Ten clients have five labels each (two-block split), and a fifth of their training data is held out.
 [Reading the uncertainty](../uncertainty.md) explains what is guaranteed.
