@@ -31,7 +31,7 @@ METHODS = {
 VALIDATION = 0.2
 PAGE = """# Uncertainty
 
-The personal models of pFedBayes have the lowest NLL and AURC and detect unseen labels best, on all four data sets below.
+The personal models of pFedBayes have the lowest NLL and AURC and detect unseen labels best, on all four data sets.
 Temperature scaling narrows the gap to Local in NLL. Each method has one setting and one seed, so small differences are
 noise.
 
