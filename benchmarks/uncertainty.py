@@ -31,6 +31,10 @@ METHODS = {
 VALIDATION = 0.2
 PAGE = """# Uncertainty
 
+The personal models of pFedBayes have the lowest NLL and AURC and detect unseen labels best, on all four data sets.
+Temperature scaling narrows the gap to Local in NLL. Each method has one setting and one seed, so small differences are
+noise.
+
 The tables compare calibration, out-of-distribution detection, conformal sets and abstention of pFedBayes, FedAvg and
 Local. Ten clients have five labels each (two-block split), and a fifth of their training data is held out.
 [Reading the uncertainty](../uncertainty.md) explains what is guaranteed.
@@ -49,8 +53,8 @@ Means over clients and seeds; pFedBayes averages ten draws.
 - rotated: {rotated}.
 - noisy: {noisy}.
 - sets: 90 % conformal sets (LAC), calibrated per client.
-- answered: share of examples answered at a promised error of at most 1 %, calibrated on the validation data of all
-  clients; 0 where these data cannot support the promise.
+- answered: share of examples answered at a guaranteed error of at most 1 %, calibrated on the validation data of all
+  clients; 0 where these data cannot support the guarantee.
 - sets and answered exist only for unscaled models: the temperature has already used the calibration data.
 
 Written by `python -m benchmarks.uncertainty` from the JSON file beside it; do not edit.

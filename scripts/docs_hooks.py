@@ -16,6 +16,8 @@ import sys
 import textwrap
 from itertools import pairwise
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
@@ -118,17 +120,32 @@ def methods_page() -> str:
 
 def method_section(name: str, method: type[Method]) -> str:
     summary = inspect.getdoc(sys.modules[method.__module__]) or ""
-    meanings = field_docstrings(method)
+    meanings, types = field_docstrings(method), get_type_hints(method, include_extras=True)
     rows = "".join(
-        f"| `{field.name}` | `{json.dumps(field.default)}` | `{field.type}` | {meanings[field.name]} |\n"
+        f"| `{field.name}` | `{json.dumps(field.default)}` | {accepted(types[field.name])} | {meanings[field.name]} |\n"
         for field in dataclasses.fields(method)
     )
-    settings = f"| setting | default | type | meaning |\n|---|---|---|---|\n{rows}" if rows else "It has no settings.\n"
+    head = "| setting | default | values | meaning |\n|---|---|---|---|\n"
+    settings = head + rows if rows else "It has no settings.\n"
     return (
         f"## {method.about.title} {{ #{name} }}\n\n"
         f"{method.about.reference}. Learns {method.about.learns}.\n\n{summary}\n\n"
         f"{inspect.getdoc(method)}\n\n{settings}"
     )
+
+
+def accepted(hint: Any) -> str:
+    """Return the values that a setting accepts, such as: float ≥ 0, < 1."""
+    if get_origin(hint) is Literal:
+        return ", ".join(f"`{json.dumps(value)}`" for value in get_args(hint))
+    if get_origin(hint) in (UnionType, Union):
+        return " or ".join(accepted(choice) for choice in get_args(hint))
+    if get_origin(hint) is Annotated:
+        signs = {"at_least": "≥", "more_than": ">", "at_most": "≤", "less_than": "<"}
+        bounds = dataclasses.asdict(hint.__metadata__[0]).items()
+        limits = ", ".join(f"{signs[name]} {bound}" for name, bound in bounds if bound is not None)
+        return f"{hint.__origin__.__name__} {limits}"
+    return "`null`" if hint is NoneType else str(hint.__name__)
 
 
 def field_docstrings(cls: type) -> dict[str, str]:

@@ -24,7 +24,7 @@ def test_a_model_that_is_always_wrong_answers_nothing():
     found = calibrate(torch.rand(2000), torch.ones(2000), 0.01)
     assert (found.threshold, found.answered) == (math.inf, 0)
     assert not found.answers(torch.tensor([0.0, 1e30])).any()
-    assert "abstains from everything" in found.statement()
+    assert "abstains on everything" in found.statement()
 
 
 @pytest.mark.parametrize(("size", "able"), [(298, False), (299, True)])

@@ -137,6 +137,21 @@ class TestBenchmark:
         measured = json.loads((results / "uncertainty.json").read_text())
         assert benchmark.render(measured) == (results / "uncertainty.md").read_text()
 
+    def test_the_first_paragraph_of_the_page_says_what_was_measured(self):
+        results = benchmark.Path(__file__).parents[2] / "docs" / "results"
+        measured = json.loads((results / "uncertainty.json").read_text())
+        assert {cell["seeds"] for cell in measured.values()} == {1}
+        for name in benchmark.SETS:
+            for size in benchmark.SIZES:
+                models = {
+                    (method, which): mean_rows(ways["as it is"])
+                    for method in benchmark.METHODS
+                    for which, ways in measured[f"{name}-{size}-{method}"]["figures"].items()
+                }
+                ours = models.pop(("pfedbayes", "personal"))
+                assert all(ours[score] < other[score] for other in models.values() for score in ("nll", "aurc"))
+                assert all(ours["auroc_unseen"] > other["auroc_unseen"] for other in models.values())
+
     def test_it_goes_on_where_it_was(self, tmp_path, monkeypatch, capsys):
         small = ["data.train_per_label=8", "data.test_per_label=8", "training.local_steps=2", "net.hidden=[5]"]
         monkeypatch.setattr(benchmark, "METHODS", {"fedavg": ("FedAvg", small)})

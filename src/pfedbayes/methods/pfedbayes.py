@@ -56,10 +56,10 @@ class LocalGaussians(NamedTuple):
 
 @dataclass(frozen=True)
 class PFedBayes(Method):
-    """Algorithm 1 of the paper, and variations of it.
+    """Algorithm 1 of the paper, with options that depart from it.
 
     The fields up to `beta` are the hyper-parameters of Algorithm 1, with the paper's values as defaults. The other
-    fields change the algorithm: their defaults give Algorithm 1, and `extensions` names those that differ.
+    fields depart from Algorithm 1 unless they keep their defaults.
     """
 
     zeta: NonNegative[float] = 10.0

@@ -38,7 +38,7 @@ class Options(NamedTuple):
     coverage: float = 0.9
     """Probability with which conformal sets and intervals contain the truth."""
     error: float | None = None
-    """Largest error rate among the answers; the client abstains from the other rows. Default for labels: 0.05."""
+    """Largest error rate among the answers; the client abstains on the other rows. Default for labels: 0.05."""
     abstain_at: float | None = None
     """Abstain below this probability of the label, or above this standard deviation, instead of by `error`."""
 

@@ -18,7 +18,7 @@ class Abstention:
     """Answer if the score exceeds the threshold; otherwise abstain.
 
     With probability at least 1 - delta over the calibration examples, the error rate among new examples that are
-    answered is at most `target`. An infinite threshold abstains from everything, because the examples show no more.
+    answered is at most `target`. An infinite threshold abstains on everything, because the examples show no more.
     """
 
     threshold: float
@@ -51,9 +51,9 @@ class Abstention:
         if self.size < needed:
             return (
                 f"{self.size} calibration examples cannot show an error of {self.target:.2%} with {sure} (at least "
-                f"{needed} are needed), so it abstains from everything"
+                f"{needed} are needed), so it abstains on everything"
             )
-        return f"no threshold keeps the error at {self.target:.2%} with {sure}, so it abstains from everything"
+        return f"no threshold keeps the error at {self.target:.2%} with {sure}, so it abstains on everything"
 
 
 def calibrate(

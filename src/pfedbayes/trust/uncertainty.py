@@ -64,8 +64,8 @@ FIGURES = {
 }
 TABLES = {
     "On the clients' own test data": ("accuracy", "nll", "brier", "ece", "adaptive_ece", "aurc"),
-    "Telling strange inputs from these: AUROC": ("auroc_unseen", "auroc_other", "auroc_rotated", "auroc_noisy"),
-    "Promises: conformal sets and abstention": ("set_coverage", "set_size", "answered", "answered_wrong"),
+    "Detection of out-of-distribution inputs (AUROC)": ("auroc_unseen", "auroc_other", "auroc_rotated", "auroc_noisy"),
+    "Guarantees: conformal sets and abstention": ("set_coverage", "set_size", "answered", "answered_wrong"),
 }
 
 Row = dict[str, float]
