@@ -168,6 +168,6 @@ def api_page() -> str:
     """Return the page of public names, by the module that defines them."""
     parts = ["# API\n\nThe public names of `import pfedbayes`. Names that begin with an underscore may change.\n"]
     for module, names in pfedbayes._HOME.items():
-        parts.append(f"## {module.capitalize()}\n")
+        parts.append(f"## {module.partition('.')[0].capitalize()}\n")
         parts += [f"::: pfedbayes.{name}\n" for name in names]
     return "\n".join(parts)

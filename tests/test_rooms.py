@@ -131,3 +131,11 @@ def test_core_runs_where_nothing_else_is_installed():
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_package_lists_its_public_names():
+    listed = set(dir(pfedbayes))
+    assert set(pfedbayes.__all__) <= listed
+    assert {method.__name__ for method in pfedbayes.METHODS.values()} <= set(pfedbayes.__all__)
+    assert set(pfedbayes.__all__) == {name for names in pfedbayes._HOME.values() for name in names}
+    assert all(getattr(pfedbayes, name) is not None for name in pfedbayes.__all__)

@@ -1,4 +1,4 @@
-"""Personalised Bayesian federated learning: the method pFedBayes, its peers, and what one needs to use them.
+"""Personalised Bayesian federated learning: pFedBayes, the methods it is compared with, and tools to use them.
 
 shards = pfedbayes.Shards.from_arrays(train=[(x1, y1), (x2, y2)], test=[...])
 model = pfedbayes.Model(pfedbayes.Net(my_module), pfedbayes.Classification())
@@ -11,42 +11,62 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pfedbayes.data import DataConfig, Preprocessing, Shards, load_shards, read_inputs, shards_from_tables
-    from pfedbayes.engine.federation import Federation
-    from pfedbayes.engine.plan import Plan
-    from pfedbayes.engine.training import Training
+    from pfedbayes.engine import Federation, Plan, Training
     from pfedbayes.errors import Diverged, UserError
     from pfedbayes.maths.likelihoods import Classification, Regression
-    from pfedbayes.methods import METHODS, Method
-    from pfedbayes.methods.pfedbayes import PFedBayes
-    from pfedbayes.nets import Model, Net, WithNoise, mlp, vgg
+    from pfedbayes.methods import (
+        METHODS,
+        BNFed,
+        Ditto,
+        FedAvg,
+        FedAvgFT,
+        FedPer,
+        FedProx,
+        FedRep,
+        HeurFedAMP,
+        Local,
+        Method,
+        PerFedAvg,
+        PFedBayes,
+        PFedGP,
+        PFedMe,
+        Pooled,
+    )
+    from pfedbayes.nets import Model, Net, WithNoise, cnn, mlp, vgg
     from pfedbayes.runs.saving import load, read_preprocessing, save
     from pfedbayes.serving import join, open_client
 
 __version__ = "0.1.0"
 __all__ = [
-    "METHODS", "Classification", "DataConfig", "Diverged", "Federation", "Method", "Model", "Net", "PFedBayes",
-    "Plan", "Preprocessing", "Regression", "Shards", "Training", "UserError", "WithNoise", "join", "load",
-    "load_shards", "mlp", "open_client", "read_inputs", "read_preprocessing", "save", "shards_from_tables", "vgg",
+    "METHODS", "BNFed", "Classification", "DataConfig", "Ditto", "Diverged", "FedAvg", "FedAvgFT", "FedPer", "FedProx",
+    "FedRep", "Federation", "HeurFedAMP", "Local", "Method", "Model", "Net", "PFedBayes", "PFedGP", "PFedMe",
+    "PerFedAvg", "Plan", "Pooled", "Preprocessing", "Regression", "Shards", "Training", "UserError", "WithNoise", "cnn",
+    "join", "load", "load_shards", "mlp", "open_client", "read_inputs", "read_preprocessing", "save",
+    "shards_from_tables", "vgg",
 ]  # fmt: skip
 
 _HOME = {
     "data": ("DataConfig", "Preprocessing", "Shards", "load_shards", "read_inputs", "shards_from_tables"),
     "engine": ("Federation", "Plan", "Training"),
     "errors": ("Diverged", "UserError"),
-    "runs.saving": ("load", "read_preprocessing", "save"),
     "maths.likelihoods": ("Classification", "Regression"),
-    "methods": ("METHODS", "Method", "PFedBayes"),
-    "nets": ("Model", "Net", "WithNoise", "mlp", "vgg"),
+    "methods": (
+        "METHODS", "Method", "PFedBayes", "FedAvg", "FedProx", "BNFed", "PerFedAvg", "PFedMe", "HeurFedAMP", "PFedGP",
+        "Local", "Pooled", "FedAvgFT", "Ditto", "FedPer", "FedRep",
+    ),
+    "nets": ("Model", "Net", "WithNoise", "cnn", "mlp", "vgg"),
+    "runs.saving": ("load", "read_preprocessing", "save"),
     "serving": ("join", "open_client"),
-}
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are loaded when first used, so that the command line can answer before torch is there.
-
-    The other methods are in `METHODS` and in `pfedbayes.methods`.
-    """
+    """Load a public name when it is first used, so that `pfedbayes --help` answers without torch."""
     for module, names in _HOME.items():
         if name in names:
             return getattr(import_module(f"pfedbayes.{module}"), name)
     raise AttributeError(f"module 'pfedbayes' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
