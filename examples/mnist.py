@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import pfedbayes
-from pfedbayes.maths.metrics import confidence, doubt, log_average
+from pfedbayes.maths.metrics import confidence, decompose_uncertainty, log_average
 
 
 def main(folder: Path, options: list[str]) -> None:
@@ -29,7 +29,7 @@ def main(folder: Path, options: list[str]) -> None:
         entropies, sure = [], []
         for examples in (shards.test[client], unseen):
             outputs = federation.predict("personal", client, shards.x[examples], samples=20)
-            entropies.append(float(doubt(outputs).total.mean()))
+            entropies.append(float(decompose_uncertainty(outputs).total.mean()))
             sure.append(float((confidence(log_average(outputs)) > 0.9).double().mean()))
         digits = " ".join(str(int(label)) for label in own)
         print(f"{name:<10} {digits:<11} {entropies[0]:>14.2f} {entropies[1]:>10.2f} {sure[0]:>19.0%} {sure[1]:>10.0%}")
