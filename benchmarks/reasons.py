@@ -23,7 +23,7 @@ from pfedbayes.data import load_shards
 from pfedbayes.evaluation.estimators import MODELS
 from pfedbayes.paper.extensions import EXTENDED
 from pfedbayes.paper.ranks import SCORES, count_firsts
-from pfedbayes.paper.source import DATASETS, MEAN, SIZES, read, setting_text
+from pfedbayes.paper.source import DATASETS, MEAN, SIZES, read_source, setting_text
 from pfedbayes.runs.execute import execute
 from pfedbayes.runs.experiment import read_experiment
 from pfedbayes.runs.saving import load
@@ -51,7 +51,7 @@ def draws() -> None:
 def settings() -> None:
     """Print the validation accuracy of every setting that ran on all sizes, over seeds 1 to 3."""
     rows: dict[tuple[str, str], list[Record]] = {}
-    for record in read(RESULTS).records["tuning"]:
+    for record in read_source(RESULTS).records["tuning"]:
         if record["method"] == "pfedbayes" and record["dataset"] != "cifar10" and record["seed"] <= 3:
             rows.setdefault((record["dataset"], setting_text(record["varied"])), []).append(record)
     for setting, records in rows.items():
@@ -66,7 +66,7 @@ def settings() -> None:
 
 def older() -> None:
     """Print in how many columns extended pFedBayes is among the first, with older or present rows of two methods."""
-    source = read(RESULTS)
+    source = read_source(RESULTS)
     command = ["git", "show", f"{OLDER}:docs/results/table1.json"]
     before = subprocess.run(command, capture_output=True, check=True).stdout
     rows: dict[str, list[dict[str, Any]]] = {"older": json.loads(before), "present": source.records["table1"]}

@@ -46,7 +46,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     wanted = arguments(argv)
     raw = wanted.out / results.THEORY
-    kept = rate.read(raw) if raw.exists() else {"records": []}
+    kept = rate.read_records(raw) if raw.exists() else {"records": []}
     units = [unit for unit in (*MAIN, *CHANGED) if not wanted.sizes or unit.size in wanted.sizes]
     if not units:
         raise UserError(f"no curve has a point at these n: choose from {', '.join(map(str, SIZES))}")

@@ -5,7 +5,7 @@ import json
 from made_records import FOLDER, record, rows_of
 
 from pfedbayes.paper import findings, results
-from pfedbayes.paper.source import DATASETS, read
+from pfedbayes.paper.source import DATASETS, read_source
 
 
 def test_a_model_that_was_better_earlier_is_told(folder):
@@ -115,7 +115,7 @@ def test_cells_far_from_the_paper_have_the_first_reason_that_fits(folder):
 
 
 def test_every_cell_far_from_the_paper_has_a_reason_and_every_reason_a_cell():
-    found = findings.far_from_paper(read(FOLDER))
+    found = findings.far_from_paper(read_source(FOLDER))
     assert {block for block, _ in found.blocks} == set(DATASETS.values())
     given = {cells[-1] for _, rows in found.blocks for _, cells in rows}
     assert given == {reason["why"] for reason in json.loads((FOLDER / "reasons.json").read_text())}

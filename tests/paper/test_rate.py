@@ -172,7 +172,7 @@ class TestCommand:
         smooth = [record for record in kept["records"] if record["series"] == "β = 2"]
         changed = [record for record in kept["records"] if record["series"] in CHANGES]
         path.write_text(json.dumps(kept | {"records": smooth + changed}))
-        tables = rate.page(rate.read(path)).tables
+        tables = rate.page(rate.read_records(path)).tables
         assert [[title for title, _ in table.blocks] for table in tables] == [["β = 2"], [""], *[["β = 2"]] * 2]
         path.write_text(json.dumps(kept | {"records": changed}))
         before = len(measured)

@@ -12,7 +12,7 @@ from pfedbayes.methods import METHODS
 from pfedbayes.paper import pages, results
 from pfedbayes.paper.extensions import EXTENDED
 from pfedbayes.paper.ranks import count_firsts
-from pfedbayes.paper.source import BEST, DATASETS, SIZES, over_seeds, read
+from pfedbayes.paper.source import BEST, DATASETS, SIZES, over_seeds, read_source
 from pfedbayes.paper.table1 import name_of, paper_score, records_of, shown_lines
 from pfedbayes.runs.execute import execute
 from pfedbayes.runs.experiment import read_experiment
@@ -88,7 +88,7 @@ def table1_rows(source, model, digits):
 
 
 def test_the_readme_says_what_table_1_says():
-    source = read(FOLDER)
+    source = read_source(FOLDER)
     rows = readme_rows()
     assert len(rows) >= 8
     for model, label, values in rows:

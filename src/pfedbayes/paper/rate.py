@@ -77,7 +77,7 @@ RECORD: Kinds = {
 }  # fmt: skip
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_records(path: Path) -> dict[str, Any]:
     """Read the measurements of the experiment."""
     remedy = "measure it with python -m benchmarks.rate, or remove it"
     kept: dict[str, Any] = read_json(path, "measurements of the rate", _check, remedy)

@@ -10,7 +10,7 @@ from jinja2 import ChoiceLoader, Environment, FunctionLoader
 from pfedbayes import runs
 from pfedbayes.paper import figures, findings, provenance, ranks, rate, settings_tables, table1, tuning
 from pfedbayes.paper.pages import NOTE, Page, markdown
-from pfedbayes.paper.source import STUDIES, Source, read
+from pfedbayes.paper.source import STUDIES, Source, read_source
 from pfedbayes.report import charts
 from pfedbayes.report.charts import Figure
 from pfedbayes.report.page import Table, environment
@@ -65,7 +65,7 @@ def _write(folder: Path, files: dict[str, str]) -> list[Path]:
 
 def render(folder: Path) -> dict[str, str]:
     """Return the content of every file, by name."""
-    source = read(folder)
+    source = read_source(folder)
     pages = _pages(source) | _theory(folder)
     convergence, uncertainty = figures.figure2(source), figures.figure3(folder)
     drawn = convergence | uncertainty
@@ -156,7 +156,7 @@ def _runs(source: Source, name: str) -> set[tuple[str, int]]:
 
 def _theory(folder: Path) -> Pages:
     path = folder / THEORY
-    return {path.stem: rate.page(rate.read(path))} if path.exists() else {}
+    return {path.stem: rate.page(rate.read_records(path))} if path.exists() else {}
 
 
 def _files(pages: Pages, drawn: dict[str, Figure]) -> dict[str, str]:

@@ -71,7 +71,7 @@ class Source:
         return [record for record in self.records[table] if all(record[key] == wanted[key] for key in wanted)]
 
 
-def read(folder: Path) -> Source:
+def read_source(folder: Path) -> Source:
     """Read and check the JSON files of a folder of results."""
     remedy = "give a folder of results such as docs/results"
     paper = read_json(folder / "paper.json", "the paper's tables", _check_paper, remedy)
