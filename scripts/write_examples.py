@@ -187,9 +187,12 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(NAMES)}; default: all")
     parser.add_argument("--no-run", action="store_true", help="write the pages without running the examples")
     arguments = parser.parse_args()
-    for name in arguments.names or NAMES:
-        if not arguments.no_run:
-            runs.write_file(FOLDER / f"{name}.json", json.dumps(tell(name), ensure_ascii=False) + "\n")
+    names = arguments.names or NAMES
+    # Run all before anything is written, so that every run records a clean commit.
+    told = {} if arguments.no_run else {name: tell(name) for name in names}
+    for name in names:
+        if name in told:
+            runs.write_file(FOLDER / f"{name}.json", json.dumps(told[name], ensure_ascii=False) + "\n")
         story = json.loads((FOLDER / f"{name}.json").read_text())
         for file, content in render(name, story).items():
             runs.write_file(FOLDER / file, content)
