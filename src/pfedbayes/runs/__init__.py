@@ -1,6 +1,6 @@
 """Run folders: experiments, their execution, and the files that it writes."""
 
-from pfedbayes.runs.files import refuse_folder, replacing, write_file, writing
+from pfedbayes.files.writing import refuse_folder, replacing, write_file, writing
 from pfedbayes.runs.folder import (
     BEST,
     CALIBRATION,

@@ -31,12 +31,12 @@ from typing import Any, TypeVar
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from pfedbayes.engine.tensor_files import Rows, write_tensors
 from pfedbayes.errors import UserError
+from pfedbayes.files.tensors import Rows, write_tensors
+from pfedbayes.files.typed import from_json, to_json
+from pfedbayes.files.writing import replacing, write_file, writing
 from pfedbayes.runs.experiment import Experiment, from_sections
-from pfedbayes.runs.files import replacing, write_file, writing
 from pfedbayes.runs.schema import FORMAT, JournalEntry, RoundRecord, RunInfo, Summary
-from pfedbayes.runs.typed_json import from_json, to_json
 
 CONFIG, INFO, LOG, STATE, CLIENTS, SUMMARY, REPORT, JOURNAL = (
     "config.toml", "run.json", "rounds.jsonl", "state.safetensors", "clients.bin", "summary.json", "report.html",

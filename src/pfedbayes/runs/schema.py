@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pfedbayes.engine.plan import Plan
-from pfedbayes.runs.typed_json import OMIT_NONE
+from pfedbayes.files.typed import OMIT_NONE
 
 FORMAT = 1
 Scores = dict[str, dict[str, list[list[float | None]]]]  # {estimator: {metric: [seed][client]}}; null: not finite

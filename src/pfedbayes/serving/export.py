@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from pfedbayes.data.own.readers import optional
 from pfedbayes.errors import UserError
+from pfedbayes.files.writing import write_file
 from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.nets import Pixels
-from pfedbayes.runs.files import write_file
 from pfedbayes.serving.client import Client, Options
 from pfedbayes.serving.portable import client_bytes
 from pfedbayes.serving.tables import require_folder

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfedbayes.engine.tensor_files import Rows
 from pfedbayes.errors import UserError
+from pfedbayes.files.tensors import Rows
 from pfedbayes.maths.trees import leaves, named_leaves, tree_map
 from pfedbayes.memory import to_device
 from pfedbayes.methods.base import State

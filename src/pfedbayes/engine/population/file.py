@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from pfedbayes.engine.population.base import HOST, Population, staging, to_host
-from pfedbayes.engine.tensor_files import Rows
 from pfedbayes.errors import UserError
+from pfedbayes.files.tensors import Rows
 from pfedbayes.maths.trees import leaves, tree_map
 from pfedbayes.methods.base import State
 
