@@ -1,0 +1,132 @@
+"""Run cases, all or one:
+
+python -m tests.fuzz --cases 5000 --workers 2
+python -m tests.fuzz --family table --seed 17
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+from . import families
+from .bases import Bases
+from .families import FAMILIES
+from .forks import in_child, preload
+from .judge import Verdict, judge
+from .trials import digest, perform
+
+SECONDS = 20.0  # a case that takes longer hangs
+
+
+def run_case(family: str, seed: int, root: Path, bases: Bases) -> tuple[Verdict, Path]:
+    """Run one case in a folder of its own, which is kept."""
+    folder = root / f"{family}-{seed}"
+    folder.mkdir(parents=True)
+    generator = FAMILIES[family][0]
+    ended = in_child(lambda: perform(generator, f"{family} {seed}", folder, bases), folder, SECONDS)
+    return judge(family, seed, folder, ended), folder
+
+
+def run_cases(cases: list[tuple[str, int]], root: Path, bases: Bases, workers: int) -> Iterator[Verdict]:
+    """Run cases in several forked workers, and yield what came of each."""
+    receivers: list[Connection] = []
+    for k in range(workers):
+        receiver, sender = Pipe(duplex=False)
+        if not os.fork():
+            for family, seed in cases[k::workers]:
+                verdict, folder = run_case(family, seed, root / f"worker-{k}", bases)
+                shutil.rmtree(folder, ignore_errors=True)
+                sender.send(tuple(verdict))
+            os._exit(0)
+        sender.close()
+        receivers.append(receiver)
+    while receivers:
+        for ready in wait(receivers):
+            try:
+                yield Verdict(*ready.recv())
+            except EOFError:
+                receivers.remove(ready)
+    for _ in range(workers):
+        os.wait()
+
+
+def summary(verdicts: list[Verdict]) -> str:
+    """Return the table of families and the failures, those of one place together."""
+    lines = [f"{'family':<14}{'cases':>7}{'refused':>9}{'accepted':>10}{'failures':>10}{'seconds each':>14}"]
+    for family in [*FAMILIES, "all"]:
+        own = [each for each in verdicts if family in (each.family, "all")]
+        if own:
+            bad, good = (
+                sum(bool(each.failures) for each in own),
+                sum(each.accepted and not each.failures for each in own),
+            )
+            each_took = sum(each.seconds for each in own) / len(own)
+            lines.append(f"{family:<14}{len(own):>7}{len(own) - good - bad:>9}{good:>10}{bad:>10}{each_took:>14.2f}")
+    places = Counter(failure for each in verdicts for failure in each.failures)
+    for failure, count in places.most_common():
+        first = next(each for each in verdicts if failure in each.failures)
+        lines.append(
+            f"{count:>4} x {failure}   e.g. --family {first.family} --seed {first.seed}: {first.commands[:300]!r}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Return 1 if a case failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--cases", type=int, default=500, help="the number of cases")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--part", default="1/1", help="2/3: the second third of the cases")
+    parser.add_argument("--family", choices=FAMILIES, help="only cases of this family")
+    parser.add_argument("--seed", type=int, help="with --family: run this one case and show all of it")
+    parser.add_argument("--bases", type=Path, help="keep the good files that cases begin with here")
+    options = parser.parse_args()
+    preload()
+    os.environ.update(OMP_NUM_THREADS="1", COLUMNS="120")
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
+        root = Path(name).resolve()
+        bases = Bases(options.bases or root / "bases")
+        bases.ensure()
+        if options.seed is not None:
+            return _show(options.family, options.seed, root, bases)
+        part, of = map(int, options.part.split("/"))
+        cases = (
+            families.cases(options.cases) if not options.family else [(options.family, k) for k in range(options.cases)]
+        )
+        before = digest(bases.root)
+        verdicts: list[Verdict] = []
+        start = time.monotonic()
+        for verdict in run_cases(cases[part - 1 :: of], root, bases, options.workers):
+            verdicts.append(verdict)
+            if len(verdicts) % 100 == 0:
+                bad = sum(bool(each.failures) for each in verdicts)
+                print(f"{len(verdicts)} cases, {bad} failures, {time.monotonic() - start:.0f} s", file=sys.stderr)
+        print(summary(verdicts))
+        if len(verdicts) != len(cases[part - 1 :: of]):
+            print(f"only {len(verdicts)} cases came back")
+            return 1
+        if before != digest(bases.root):
+            print("a case has changed the good files")
+            return 1
+        return int(any(verdict.failures for verdict in verdicts))
+
+
+def _show(family: str, seed: int, root: Path, bases: Bases) -> int:
+    verdict, folder = run_case(family, seed, root, bases)
+    print(verdict.commands)
+    for name in ("stdout", "stderr"):
+        print(f"--- {name}\n{(folder / name).read_bytes().decode(errors='backslashreplace')[-6000:]}")
+    print(f"--- {verdict.seconds:.2f} s, failures: {verdict.failures}")
+    return int(bool(verdict.failures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
