@@ -6,6 +6,7 @@ python -m tests.fuzz --family table --seed 17
 
 import argparse
 import os
+import resource
 import shutil
 import sys
 import tempfile
@@ -106,10 +107,14 @@ def main() -> int:
         start = time.monotonic()
         for verdict in run_cases(cases[part - 1 :: of], root, bases, options.workers):
             verdicts.append(verdict)
+            for failure in verdict.failures:
+                print(f"{verdict.family} {verdict.seed}: {failure}", file=sys.stderr)
             if len(verdicts) % 100 == 0:
                 bad = sum(bool(each.failures) for each in verdicts)
                 print(f"{len(verdicts)} cases, {bad} failures, {time.monotonic() - start:.0f} s", file=sys.stderr)
         print(summary(verdicts))
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        print(f"{time.monotonic() - start:.0f} s, {used.ru_utime + used.ru_stime:.0f} s of processor time")
         if len(verdicts) != len(cases[part - 1 :: of]):
             print(f"only {len(verdicts)} cases came back")
             return 1

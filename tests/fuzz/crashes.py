@@ -213,10 +213,8 @@ def play_failures(bench: Bench, names: list[str], every: int, ways: list[Way]) -
                     bad += 1
                     troubles.append(f"{name}, {way} at {at} ({done[at - 1]}): {trouble}")
         tried = len(ways) * len(range(0, len(done), every))
-        print(
-            f"{name:<22}{len(done):>11}{tried:>10}{counts['refused']:>9}{counts['went on']:>9}{counts['killed']:>8}{bad:>11}",
-            flush=True,
-        )
+        figures = (len(done), tried, *counts.values(), bad)
+        print(f"{name:<22}{''.join(f'{figure:>10}' for figure in figures)}", flush=True)
     return troubles
 
 

@@ -153,9 +153,7 @@ def toml(tree: Any) -> bytes:
 
 def change_tensors(rng: random.Random, path: Path) -> str:
     """Change the header of a safetensors file: its metadata, or the types, shapes and places of its tensors."""
-    content = path.read_bytes()
-    size = int.from_bytes(content[:8], "little")
-    header, body = json.loads(content[8 : 8 + size]), content[8 + size :]
+    header, body = split_tensors(path.read_bytes())
     metadata = header.get("__metadata__", {})
     texts = [name for name, text in metadata.items() if text[:1] in "{["]
     if texts and rng.random() < 0.7:
@@ -166,6 +164,12 @@ def change_tensors(rng: random.Random, path: Path) -> str:
     else:
         header, what = mutated(rng, header)
     return write(path, tensors_file(rng, header, body), what)
+
+
+def split_tensors(content: bytes) -> tuple[Any, bytes]:
+    """Return the header of a safetensors file and its numbers."""
+    size = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + size]), content[8 + size :]
 
 
 def tensors_file(rng: random.Random, header: Any, body: bytes) -> bytes:

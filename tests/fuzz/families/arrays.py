@@ -23,12 +23,12 @@ def arrays(shop: Workshop) -> Trial:
         titles.append(f"{(gone := rng.choice(list(content)))} is missing")
         del content[gone]
     if rng.random() < 0.2:
-        content[rng.choice(["more", "../x", "/abs", "\x1b[31m", "é", "x.npy", ""])] = _array(shop)
+        content[rng.choice(["more", "../x", "/abs", "\x1b[31m", "é", "x.npy", " "])] = _array(shop)
     with zipfile.ZipFile(path, "w", rng.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])) as archive:
         for name, array in content.items():
             archive.writestr(f"{name}.npy", _member(shop, array))
         if rng.random() < 0.1:
-            archive.writestr(rng.choice(["notes.txt", "x.npy", "dir/"]), b"x")
+            archive.writestr(rng.choice(["notes.txt", "X.npy", "dir/"]), b"x")
     if rng.random() < 0.3:
         titles.append(rng.choice([change_bytes, flip_bits, flip_bits, change_kind, _meddle])(rng, path))
     if predict:
@@ -50,7 +50,7 @@ def _array(shop: Workshop) -> Any:
     array = np.zeros(shape, dtype=kind)
     if array.dtype.kind == "f" and array.size:
         array[...] = np.linspace(-1, 1, array.size).reshape(shape)
-        array.flat[0] = rng.choice([0.0, 0.0, np.nan, np.inf, -np.inf, 1e30, 6e4])
+        array.flat[0] = rng.choice([0.0, 0.0, np.nan, np.inf, -np.inf, 6e4, 1e30 if array.dtype.itemsize > 2 else 1.0])
     return array
 
 

@@ -59,6 +59,9 @@ def _hostile(rng: random.Random, path: Path) -> str:
 def _runs(rng: random.Random, about: Any, header: Any, canary: str) -> None:
     about["layers"] = None
     shell = ["sh", "-c", f"touch {canary}"]
+    if rng.random() < 0.4:
+        about["module"], about["preprocessing"]["shape"] = {"name": "subprocess:Popen"}, shell
+        return
     about["module"] = rng.choice([
         {"name": "subprocess:Popen"}, {"name": "subprocess:run"}, {"name": "os:system"}, {"name": "builtins:exec"},
         {"name": "shutil:rmtree"}, {"name": "subprocess:Popen", "args": shell}, {"name": "builtins:open", "mode": "w"},

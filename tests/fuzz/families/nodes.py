@@ -39,8 +39,8 @@ def node(shop: Workshop) -> Trial:
         return Trial(title, [command])
     if kind < 0.6:
         key = rng.choice(["partition-id", "state-dir", "name", "device", "new-data", "older-state", "unknown"])
-        grid.nodes[101][key] = value = rng.choice([*[text for text in TEXTS if "\ud800" not in text and "\udcff" not in text],
-                                                   0, -1, 2**63, 1.5, True, 99])  # fmt: skip
+        texts = [text for text in TEXTS if text.isprintable()]
+        grid.nodes[101][key] = value = rng.choice([*texts, "a\n\x1b[31m", 0, -1, 2**63, 1.5, True, 99])
         return Trial(f"node config {key} = {value!r}"[:200], [lambda: serve(grid), ["report", "run"]])
     if kind < 0.75:
         key = rng.choice(
