@@ -1,5 +1,6 @@
 """Run something in a forked child: imports are paid once, and a crash, a hang or a kill stays in the child."""
 
+import faulthandler
 import gc
 import importlib
 import io
@@ -72,6 +73,7 @@ def _be_child(work: Callable[[], int], folder: Path, seconds: float) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (int(2 * seconds) + 1, int(2 * seconds) + 2))
         tempfile.tempdir = None
+        faulthandler.dump_traceback_later(0.95 * seconds, file=2)
         code = work()
         sys.stdout.flush()
     except BaseException:

@@ -33,7 +33,7 @@ def judge(family: str, seed: int, folder: Path, ended: Ended) -> Verdict:
 
 def _failures(folder: Path, ended: Ended, commands: str) -> list[str]:
     if ended.code is None:
-        return ["hang"]
+        return [f"hang: {_stuck(ended.err)}"]
     if ended.code < 0:
         return [f"signal {-ended.code}"]
     failures = []
@@ -64,6 +64,12 @@ def _refusal(err: str) -> list[str]:
     if not re.search(": |must ", said[0].removeprefix(LINE)):
         return [f"no remedy: {said[0][:160]}"]
     return []
+
+
+def _stuck(err: str) -> str:
+    """Return the innermost line of our code of a process that hangs."""
+    frames = re.findall(r'File "[^"]*/(pfedbayes/[^"]+)", line (\d+) in', err.rpartition("Timeout (")[2])
+    return "{}:{}".format(*frames[0]) if frames else "elsewhere"
 
 
 def _place(err: str) -> str:

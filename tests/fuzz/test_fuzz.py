@@ -1,4 +1,4 @@
-"""Bad inputs of all kinds: accepted, or refused in one line. The cases run in processes forked from one of their own."""
+"""Bad inputs of all kinds are accepted, or refused in one line; crashes of all kinds leave nothing broken."""
 
 import os
 import subprocess

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from ..damage import change, change_tensors, tensors_file
+from ..damage import change, change_tensors, split_tensors, tensors_file
 from ..trials import Command, Trial, Workshop
 from ..values import TEXTS, some
 
@@ -25,9 +25,8 @@ def export(shop: Workshop) -> Trial:
     else:
         path = shop.copy(name)
     rows = str(shop.bases.path(FILES[name]))
-    title = (_hostile if rng.random() < 0.5 else change_tensors if rng.random() < 0.7 else change)(
-        rng, path, *_more(shop)
-    )
+    how = rng.choice([_hostile] * 5 + [change_tensors] * 4 + [change])
+    title = how(rng, path)
     if newcomer:
         return Trial(f"newcomer {path.name}: {title}", [["predict", str(run), "--client", path.stem, "--input", rows]])
     commands: list[Command] = [
@@ -38,16 +37,10 @@ def export(shop: Workshop) -> Trial:
     return Trial(f"{name}: {title}", [rng.choice(commands)], keep_if_refused=[path])
 
 
-def _more(shop: Workshop) -> tuple[Any, ...]:
-    return ()
-
-
 def _hostile(rng: random.Random, path: Path) -> str:
     """Change the metadata as somebody would who means harm."""
     canary = str(Path.cwd().parent / "canary")
-    content = path.read_bytes()
-    size = int.from_bytes(content[:8], "little")
-    header, body = json.loads(content[8 : 8 + size]), content[8 + size :]
+    header, body = split_tensors(path.read_bytes())
     about = json.loads(header["__metadata__"]["client"])
     what = rng.choice(list(ATTACKS))
     ATTACKS[what](rng, about, header, canary)
