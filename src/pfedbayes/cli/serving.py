@@ -163,6 +163,6 @@ def export(
             typer.echo(path)
         return
     one = open_client(source, client, shared, trust_module=trust_module)
-    path = out or Path(file_name(one.name or "shared", FORMATS[kind], "give the file with --out"))
+    path = out or Path(file_name("shared" if one.name is None else one.name, FORMATS[kind], "give the file with --out"))
     write(one, path, kind, options)
     typer.echo(path)

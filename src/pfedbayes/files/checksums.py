@@ -26,7 +26,7 @@ log = logging.getLogger("pfedbayes")
 
 def dump_json(value: Mapping[str, Any], indent: int | None = None) -> str:
     """Return an object as JSON that begins with its checksum and ends with a line break."""
-    text = json.dumps({FIELD: BLANK, **value}, indent=indent, allow_nan=False, ensure_ascii=False)
+    text = json.dumps({FIELD: BLANK} | dict(value) | {FIELD: BLANK}, indent=indent, allow_nan=False, ensure_ascii=False)
     return text.replace(BLANK, hashlib.sha256(text.encode()).hexdigest(), 1) + "\n"
 
 

@@ -171,6 +171,8 @@ def _read_lines(path: Path, cls: type[T], checked: bool, length: int | None = No
             if len(content) < length:
                 raise ValueError(f"it has {len(content):,} bytes, fewer than the {length:,} of the last checkpoint")
             content = content[:length]
+            if content and not content.endswith(b"\n"):
+                raise ValueError("its line at the last checkpoint is incomplete")
         records = []
         for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), 1):
             try:

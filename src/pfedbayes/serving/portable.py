@@ -128,6 +128,8 @@ def read_client(path: Path, device: str = "auto", trust_module: bool = False) ->
         if about.task != preprocessing.target.task:
             raise ValueError("its task does not fit its target")
         net = NetConfig.from_section(about.module or {})
+        if about.layers is None and not is_import_path(net.name):
+            raise ValueError("it has no network")
         mean, deviation = _weights(tensors)
         refuse_untrusted(net.name if about.layers is None else None, path, trust_module)
         model = Model(Net(_module(about, preprocessing, net, mean.numel())), likelihood, about.pixels)
