@@ -12,51 +12,30 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from . import families
 from .bases import Bases
 from .families import FAMILIES
-from .forks import in_child, preload
+from .forks import in_child, preload, spread
 from .judge import Verdict, judge
 from .trials import digest, perform
 
 SECONDS = 20.0  # a case that takes longer hangs
 
 
-def run_case(family: str, seed: int, root: Path, bases: Bases) -> tuple[Verdict, Path]:
-    """Run one case in a folder of its own, which is kept."""
+def run_case(family: str, seed: int, root: Path, bases: Bases, show: bool = False) -> Verdict:
+    """Run one case in a folder of its own; show: print what it printed."""
     folder = root / f"{family}-{seed}"
-    folder.mkdir(parents=True)
+    folder.mkdir()
     generator = FAMILIES[family][0]
     ended = in_child(lambda: perform(generator, f"{family} {seed}", folder, bases), folder, SECONDS)
-    return judge(family, seed, folder, ended), folder
-
-
-def run_cases(cases: list[tuple[str, int]], root: Path, bases: Bases, workers: int) -> Iterator[Verdict]:
-    """Run cases in several forked workers, and yield what came of each."""
-    receivers: list[Connection] = []
-    for k in range(workers):
-        receiver, sender = Pipe(duplex=False)
-        if not os.fork():
-            for family, seed in cases[k::workers]:
-                verdict, folder = run_case(family, seed, root / f"worker-{k}", bases)
-                shutil.rmtree(folder, ignore_errors=True)
-                sender.send(tuple(verdict))
-            os._exit(0)
-        sender.close()
-        receivers.append(receiver)
-    while receivers:
-        for ready in wait(receivers):
-            try:
-                yield Verdict(*ready.recv())
-            except EOFError:
-                receivers.remove(ready)
-    for _ in range(workers):
-        os.wait()
+    verdict = judge(family, seed, folder, ended)
+    shutil.rmtree(folder, ignore_errors=True)
+    if show:
+        print(f"{verdict.commands}\n--- stdout\n{ended.out[-6000:]}\n--- stderr\n{ended.err[-6000:]}")
+        print(f"--- {verdict.seconds:.2f} s, failures: {verdict.failures}")
+    return verdict
 
 
 def summary(verdicts: list[Verdict]) -> str:
@@ -97,7 +76,7 @@ def main() -> int:
         bases = Bases(options.bases or root / "bases")
         bases.ensure()
         if options.seed is not None:
-            return _show(options.family, options.seed, root, bases)
+            return int(bool(run_case(options.family, options.seed, root, bases, show=True).failures))
         part, of = map(int, options.part.split("/"))
         cases = (
             families.cases(options.cases) if not options.family else [(options.family, k) for k in range(options.cases)]
@@ -105,7 +84,8 @@ def main() -> int:
         before = digest(bases.root)
         verdicts: list[Verdict] = []
         start = time.monotonic()
-        for verdict in run_cases(cases[part - 1 :: of], root, bases, options.workers):
+        mine = cases[part - 1 :: of]
+        for verdict in spread(mine, lambda case: run_case(*case, root, bases), options.workers):
             verdicts.append(verdict)
             for failure in verdict.failures:
                 print(f"{verdict.family} {verdict.seed}: {failure}", file=sys.stderr)
@@ -115,22 +95,13 @@ def main() -> int:
         print(summary(verdicts))
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         print(f"{time.monotonic() - start:.0f} s, {used.ru_utime + used.ru_stime:.0f} s of processor time")
-        if len(verdicts) != len(cases[part - 1 :: of]):
+        if len(verdicts) != len(mine):
             print(f"only {len(verdicts)} cases came back")
             return 1
         if before != digest(bases.root):
             print("a case has changed the good files")
             return 1
         return int(any(verdict.failures for verdict in verdicts))
-
-
-def _show(family: str, seed: int, root: Path, bases: Bases) -> int:
-    verdict, folder = run_case(family, seed, root, bases)
-    print(verdict.commands)
-    for name in ("stdout", "stderr"):
-        print(f"--- {name}\n{(folder / name).read_bytes().decode(errors='backslashreplace')[-6000:]}")
-    print(f"--- {verdict.seconds:.2f} s, failures: {verdict.failures}")
-    return int(bool(verdict.failures))
 
 
 if __name__ == "__main__":

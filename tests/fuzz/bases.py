@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -92,9 +93,12 @@ class Bases:
             if not (self.root / "complete").exists():
                 for make in (_data, _runs, _uses, _sweep, _federation):
                     self._in_child(make)
+                for name, arguments in PREDICTIONS.items():
+                    out = self._in_child(partial(_call, "predict", *arguments))
+                    (self.root / f"{name}.printed").write_text(out)
                 (self.root / "complete").touch()
 
-    def _in_child(self, make: Callable[[], None]) -> None:
+    def _in_child(self, make: Callable[[], None]) -> str:
         def work() -> int:
             os.chdir(self.root)
             make()
@@ -102,7 +106,8 @@ class Bases:
 
         ended = in_child(work, self.root, seconds=300)
         if ended.code:
-            raise RuntimeError(f"cannot make the bases ({make.__name__}):\n{ended.out}\n{ended.err}")
+            raise RuntimeError(f"cannot make the bases ({make}):\n{ended.out}\n{ended.err}")
+        return ended.out
 
 
 def rows(rng: random.Random, count: int, clients: tuple[str, ...] = CLIENTS) -> list[dict[str, object]]:
@@ -148,6 +153,7 @@ def _data() -> None:
         Image.fromarray(noise.integers(0, 256, (8, 8), dtype=np.uint8)).save(path)
     shutil.copyfile("images/north/cat/0.png", "new.png")
     Path("tiny.toml").write_text(BASE)
+    Path("blobs.csv").write_text("x0,x1,x2,x3\n0,1,2,3\n1,1,0,-1\n")
 
 
 def _call(*arguments: str) -> None:
@@ -197,12 +203,6 @@ def _uses() -> None:
     federation = pfedbayes.load("blobs")
     pfedbayes.save(federation, "saved")
     torch.save({"a": torch.zeros(1)}, "pickle.pt")
-    for name, arguments in PREDICTIONS.items():
-        Path("printed").mkdir(exist_ok=True)
-        ended = in_child(lambda a=arguments: command("predict", *a), Path("printed").resolve(), 60)
-        if ended.code:
-            raise RuntimeError(f"{arguments}: {ended.err}")
-        Path(f"{name}.printed").write_text(ended.out)
 
 
 # What is predicted from good files, and has to be predicted from damaged ones too, unless they are refused.

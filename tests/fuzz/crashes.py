@@ -14,15 +14,17 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from .bases import BLOBS, TINY, Bases, stopped
 from .disk import Disk, Way
-from .forks import Ended, command, in_child, preload
+from .forks import Ended, command, in_child, preload, spread
 
 RUN = ["run", *BLOBS, *TINY, "--set", "data.validation=0.2", "--set", "execution.checkpoint_seconds=0", "--out", "run"]
 MORE = ["--set", "training.rounds=3", "--set", "training.participants=2"]
+KILLS = 5  # in one play
 IN_FILE = ["--set", "training.train=chosen", "--set", "execution.resting=file"]
 
 
@@ -35,6 +37,8 @@ class Scenario(NamedTuple):
     """Returns everything that has to be the same in the end."""
     bases: tuple[str, ...] = ()
     """What it starts from."""
+    stays: tuple[list[str], ...] = ()
+    """Commands that succeed before it, and must never fail, whatever happens to it."""
 
 
 def of_run(folder: Path) -> Any:
@@ -76,13 +80,19 @@ def _hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+USABLE = (
+    ["report", "run", "--out", "page.html"],
+    ["predict", "run", "--client", "client 0", "--input", "blobs.csv"],
+)
 SCENARIOS: dict[str, Scenario] = {
     "run": Scenario([*RUN, "--resume"], of_run),
     "run, in a file": Scenario([*RUN, *IN_FILE, *MORE, "--resume"], of_run),
     "run, early stopping": Scenario([*RUN, "--set", "training.patience=9", "--resume"], of_run),
     "resume": Scenario([*RUN, *MORE, "--resume"], of_run, ("part/run",)),
-    "extend": Scenario([*RUN, "--set", "training.rounds=3", "--resume"], of_run, ("finished/run",)),
-    "extend, in a file": Scenario([*RUN, *IN_FILE, "--set", "training.rounds=3", "--resume"], of_run, ("in-file/run",)),
+    "extend": Scenario([*RUN, "--set", "training.rounds=3", "--resume"], of_run, ("finished/run", "blobs.csv"), USABLE),
+    "extend, in a file": Scenario(
+        [*RUN, *IN_FILE, "--set", "training.rounds=3", "--resume"], of_run, ("in-file/run", "blobs.csv"), USABLE
+    ),
     "personalize": Scenario(
         ["personalize", "table", "--data", "east.csv", "--steps", "2", "--client", "new"],
         of_file("table/newcomers/new.safetensors"), ("table", "east.csv"),
@@ -107,6 +117,15 @@ class Trouble(Exception):
     """What is not as it should be."""
 
 
+class Undisturbed(NamedTuple):
+    """A scenario that was left alone."""
+
+    result: str
+    operations: list[str]
+    """What it did to the disk."""
+    seconds: float
+
+
 class Bench:
     """A folder in which scenarios are played."""
 
@@ -117,11 +136,18 @@ class Bench:
     def fresh(self, scenario: Scenario) -> Path:
         """Return a new folder with what the scenario starts from."""
         self._count += 1
-        folder = self.root / f"bench-{self._count}"
+        folder = self.root / f"{os.getpid()}-{self._count}"
         (folder / "work").mkdir(parents=True)
         for name in scenario.bases:
             self.bases.copy(name, folder / "work" / Path(name).name)
         return folder
+
+    def stays(self, folder: Path, scenario: Scenario) -> None:
+        """Check that what could be used before can still be used."""
+        for arguments in scenario.stays:
+            ended = in_child(lambda a=arguments: os.chdir(folder / "work") or command(*a), folder, 120)
+            if ended.code:
+                raise Trouble(f"{arguments[0]} is no longer possible: {ended.err[-500:]}")
 
     def call(
         self, folder: Path, scenario: Scenario, disk: Disk | None = None, kill_after: float | None = None
@@ -151,13 +177,13 @@ class Bench:
             raise Trouble(f"the result cannot be read: {ended.err[-500:]}")
         return (folder / "result").read_text()
 
-    def undisturbed(self, scenario: Scenario) -> tuple[str, list[str], float]:
-        """Return the result, the operations on the disk and the seconds of a scenario that is left alone."""
+    def undisturbed(self, scenario: Scenario) -> Undisturbed:
+        """Play a scenario that is left alone."""
         folder = self.fresh(scenario)
         ended = self.call(folder, scenario, Disk(folder / "work"))
         if ended.code:
             raise Trouble(f"it fails undisturbed: {ended.err[-500:]}")
-        return self.result(folder, scenario), (folder / "done").read_text().splitlines(), ended.seconds
+        return Undisturbed(self.result(folder, scenario), (folder / "done").read_text().splitlines(), ended.seconds)
 
     def recover(self, folder: Path, scenario: Scenario, expected: str) -> None:
         """Call the command again, without trouble, and compare."""
@@ -188,67 +214,70 @@ def make_bases(bases: Bases) -> None:
         raise RuntimeError(ended.err)
 
 
-def play_failures(bench: Bench, names: list[str], every: int, ways: list[Way]) -> list[str]:
-    """Let each operation on the disk fail in each way, and return what went wrong."""
-    troubles = []
-    print(
-        f"{'scenario':<22}{'operations':>11}{'troubled':>10}{'refused':>9}{'went on':>9}{'killed':>8}{'different':>11}"
-    )
-    for name in names:
-        scenario = SCENARIOS[name]
-        expected, done, _ = bench.undisturbed(scenario)
-        counts = {"refused": 0, "went on": 0, "killed": 0}
-        bad = 0
-        for way in ways:
-            for at in range(1, len(done) + 1, every):
+class Played(NamedTuple):
+    """What came of one play."""
+
+    scenario: str
+    kinds: list[str]
+    """How the disturbed calls ended."""
+    trouble: str | None
+    """What went wrong afterwards."""
+
+
+def play_failure(bench: Bench, known: dict[str, Undisturbed], name: str, way: Way, at: int) -> Played:
+    """Let one operation on the disk fail, then call the command again without trouble."""
+    scenario = SCENARIOS[name]
+    folder = bench.fresh(scenario)
+    ended = bench.call(folder, scenario, Disk(folder / "work", way, at))
+    kind = {0: "went on", 2: "refused", -9: "killed"}.get(1 if ended.code is None else ended.code, "crashed")
+    try:
+        if kind == "crashed" or "Traceback" in ended.err:
+            raise Trouble(f"exit code {ended.code}: {ended.err.strip()[-600:]}")
+        bench.stays(folder, scenario)
+        bench.recover(folder, scenario, known[name].result)
+    except Trouble as trouble:
+        return Played(name, [kind], f"{name}, {way} at {at} ({known[name].operations[at - 1]}): {trouble}")
+    return Played(name, [kind], None)
+
+
+def play_kills(bench: Bench, known: dict[str, Undisturbed], name: str, seed: int) -> Played:
+    """Kill a command at KILLS random moments; whenever it was faster, compare and start anew."""
+    rng, scenario, killed = random.Random(seed), SCENARIOS[name], 0
+    folder = bench.fresh(scenario)
+    try:
+        while killed < KILLS:
+            ended = bench.call(folder, scenario, kill_after=rng.uniform(0.0, known[name].seconds))
+            if ended.code not in (0, -9):
+                raise Trouble(f"exit code {ended.code}: {ended.err.strip()[-600:]}")
+            killed += ended.code == -9
+            if ended.code == 0 or killed == KILLS:
+                bench.stays(folder, scenario)
+                bench.recover(folder, scenario, known[name].result)
                 folder = bench.fresh(scenario)
-                ended = bench.call(folder, scenario, Disk(folder / "work", way, at))
-                kind = {0: "went on", 2: "refused", -9: "killed"}.get(ended.code if ended.code is not None else 1)
-                try:
-                    if kind is None or "Traceback" in ended.err:
-                        raise Trouble(f"exit code {ended.code}: {ended.err.strip()[-600:]}")
-                    counts[kind] += 1
-                    bench.recover(folder, scenario, expected)
-                except Trouble as trouble:
-                    bad += 1
-                    troubles.append(f"{name}, {way} at {at} ({done[at - 1]}): {trouble}")
-        tried = len(ways) * len(range(0, len(done), every))
-        figures = (len(done), tried, *counts.values(), bad)
-        print(f"{name:<22}{''.join(f'{figure:>10}' for figure in figures)}", flush=True)
-    return troubles
+    except Trouble as trouble:
+        return Played(name, ["killed"] * killed, f"{name}, killed with seed {seed}: {trouble}")
+    return Played(name, ["killed"] * killed, None)
 
 
-def play_kills(bench: Bench, names: list[str], kills: int, seed: int) -> list[str]:
-    """Kill commands at random moments, several times each before they may finish; return what went wrong."""
-    rng, troubles = random.Random(seed), []
-    print(f"{'scenario':<22}{'kills':>7}{'recoveries':>12}{'different':>11}")
-    for k, name in enumerate(names):
-        scenario = SCENARIOS[name]
-        expected, _, seconds = bench.undisturbed(scenario)
-        wanted = kills * (k + 1) // len(names) - kills * k // len(names)
-        killed = recoveries = bad = 0
-        while killed < wanted:
-            folder = bench.fresh(scenario)
-            for _ in range(rng.randint(1, 6)):
-                ended = bench.call(folder, scenario, kill_after=rng.uniform(0.0, 1.1 * seconds))
-                killed += ended.code == -9
-                if ended.code != -9:
-                    break
-            try:
-                recoveries += 1
-                bench.recover(folder, scenario, expected)
-            except Trouble as trouble:
-                bad += 1
-                troubles.append(f"{name}, killed: {trouble}")
-        print(f"{name:<22}{killed:>7}{recoveries:>12}{bad:>11}", flush=True)
-    return troubles
+def table(played: list[Played], known: dict[str, Undisturbed]) -> str:
+    """Return how often each scenario was disturbed, how that ended, and how often the result was wrong."""
+    headings = ("steps", "disturbed", "refused", "went on", "killed", "wrong")
+    lines = [f"{'scenario':<22}{''.join(f'{heading:>11}' for heading in headings)}"]
+    for name, undisturbed in known.items():
+        own = [each for each in played if each.scenario == name]
+        kinds = [kind for each in own for kind in each.kinds]
+        wrong = sum(each.trouble is not None for each in own)
+        ends = [kinds.count(kind) for kind in headings[2:5]]
+        figures = (len(undisturbed.operations), len(kinds), *ends, wrong)
+        lines.append(f"{name:<22}{''.join(f'{figure:>11}' for figure in figures)}")
+    return "\n".join(lines)
 
 
 def main() -> int:
     """Return 1 if a result was lost or has other bits."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.crashes", description=__doc__)
     parser.add_argument("--kills", type=int, default=0, help="kill so many times, at random moments")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--failures", action="store_true", help="let every operation on the disk fail")
     parser.add_argument("--every", type=int, default=1, help="only every so many operations")
     parser.add_argument("--way", choices=get_args(Way)[1:], action="append", help="default: all ways")
@@ -261,14 +290,24 @@ def main() -> int:
         bases = Bases(options.bases or Path(name) / "bases")
         make_bases(bases)
         bench, names = Bench(Path(name).resolve(), bases), options.scenario or list(SCENARIOS)
-        troubles = []
+        known = {each: bench.undisturbed(SCENARIOS[each]) for each in names}
+        plays: list[Callable[[], Played]] = []
         if options.failures:
-            troubles += play_failures(bench, names, options.every, options.way or list(get_args(Way)[1:]))
-        if options.kills:
-            troubles += play_kills(bench, names, options.kills, options.seed)
-        for trouble in troubles:
-            print(trouble)
-    return int(bool(troubles))
+            plays += [
+                partial(play_failure, bench, known, each, way, at)
+                for each in names
+                for way in options.way or get_args(Way)[1:]
+                for at in range(1, len(known[each].operations) + 1, options.every)
+            ]
+        count = -(-options.kills // KILLS)
+        plays += [partial(play_kills, bench, known, names[k % len(names)], k) for k in range(count)]
+        played: list[Played] = []
+        for one in spread(plays, lambda play: play(), options.workers):
+            played.append(one)
+            if one.trouble:
+                print(one.trouble, flush=True)
+        print(table(played, known))
+    return int(len(played) != len(plays) or any(one.trouble for one in played))
 
 
 if __name__ == "__main__":

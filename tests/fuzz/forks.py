@@ -14,15 +14,20 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pfedbayes.cli
 from pfedbayes.errors import UserError
 
 MEMORY = 12 << 30  # bytes of addresses; torch alone maps several GiB
 FILE_BYTES = 1 << 30
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Ended(NamedTuple):
@@ -127,3 +132,27 @@ def preload() -> None:
                 importlib.import_module(module.name)
     gc.collect()
     gc.freeze()
+
+
+def spread(tasks: Sequence[T], work: Callable[[T], R], workers: int) -> Iterator[R]:
+    """Do tasks in several forked workers, and yield the results as they come."""
+    receivers: list[Connection] = []
+    for k in range(workers):
+        receiver, sender = Pipe(duplex=False)
+        if not os.fork():
+            try:
+                for task in tasks[k::workers]:
+                    sender.send(work(task))
+            except BaseException:
+                traceback.print_exc()
+            os._exit(0)
+        sender.close()
+        receivers.append(receiver)
+    while receivers:
+        for ready in wait(receivers):
+            try:
+                yield ready.recv()
+            except EOFError:
+                receivers.remove(ready)
+    for _ in range(workers):
+        os.wait()
