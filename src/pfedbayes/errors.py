@@ -1,18 +1,21 @@
 """Errors that the user can fix."""
 
 import difflib
+import re
 from collections.abc import Iterable
+
+_LONG_WORD = re.compile(r"(\S{200})\S{200,}(\S{100})")
 
 
 class UserError(Exception):
     """An error that the user can fix: one line with the cause and the remedy.
 
-    The command line prints it and exits with code 2. Characters that do not print are escaped, since paths and
-    contents of files are quoted.
+    The command line prints it and exits with code 2. It may quote paths and contents of files: characters that do not
+    print are escaped, and very long words are shortened.
     """
 
     def __init__(self, message: object) -> None:
-        super().__init__(printable(str(message)))
+        super().__init__(_LONG_WORD.sub(r"\1…\2", printable(str(message))))
 
 
 class Diverged(UserError):

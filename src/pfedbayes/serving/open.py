@@ -9,6 +9,7 @@ from pathlib import Path
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Which
 from pfedbayes.evaluation.posterior import TrainedModel, trained_model
+from pfedbayes.files.reading import reading
 from pfedbayes.methods.base import Method
 from pfedbayes.runs import saving
 from pfedbayes.runs.calibration import CalibrationRecord, read_calibration
@@ -36,7 +37,9 @@ def open_client(
     code that a file or folder names for its network; else it is refused.
     """
     source = Path(source)
-    if source.is_file():
+    with reading(source, "give a run folder, or the exported file of a client"):
+        is_file = source.is_file()
+    if is_file:
         client = read_client(source, device, trust_module)
         if shared and client.which != "shared":
             raise UserError(f"{source} holds {client.title}: leave --shared out, or give the run folder")
