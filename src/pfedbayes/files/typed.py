@@ -55,10 +55,14 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
         if set(typing.get_args(arguments[0])) == {float, type(None)} and set(map(type, value)) <= _NUMBERS:
             return value  # logs have millions of numbers
         return [_convert(item, arguments[0], f"{name}[{k}]") for k, item in enumerate(value)]
+    if origin is tuple:  # of any length
+        _require(isinstance(value, list), value, "a list", name)
+        return tuple(_convert(item, arguments[0], f"{name}[{k}]") for k, item in enumerate(value))
     if origin is dict:
         _require(isinstance(value, dict), value, "an object", name)
         return {key: _convert(item, arguments[1], f"{name}.{key}") for key, item in value.items()}
     if hint is float and type(value) is int:
+        _require(value.bit_length() <= 1023, value, "a number of usual size", name)
         return float(value)
     _require(type(value) is hint, value, _KINDS.get(hint, "null"), name)
     return value
