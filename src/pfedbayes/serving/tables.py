@@ -59,8 +59,19 @@ def _csv_file(file: BinaryIO, path: Path) -> Iterator[Write]:
     text.detach()  # the caller closes the file
 
 
+class _LineFeeds:
+    """Ends rows of csv.writer by a line feed alone. The writer quotes a carriage return only if it ends rows, too."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, row: str) -> None:
+        """Write a row that ends in a carriage return and a line feed."""
+        self._file.write(row.removesuffix("\r\n") + "\n")
+
+
 def _csv(file: Any, delimiter: str) -> Write:
-    writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
+    writer = csv.writer(_LineFeeds(file), delimiter=delimiter)
     header: list[str] = []
 
     def write(columns: Mapping[str, Any]) -> None:

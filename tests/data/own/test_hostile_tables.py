@@ -55,7 +55,9 @@ def test_pipes_sockets_devices_and_folders_are_not_opened(tmp_path, suffix, fitt
                 load(path)
 
 
-@pytest.mark.parametrize("path", ["x" * 5000, "a/" * 3000, "a\0b.csv", "~nobody-at-all/a.csv", "\udcff.csv", "a\nb.csv"])
+@pytest.mark.parametrize(
+    "path", ["x" * 5000, "a/" * 3000, "a\0b.csv", "~nobody-at-all/a.csv", "\udcff.csv", "a\nb.csv"]
+)
 def test_odd_paths_are_one_line(path, fitted):
     for call in (lambda: load(path), lambda: read_inputs(path, fitted), lambda: list(read_chunks(path, fitted))):
         with pytest.raises(UserError) as caught:
@@ -286,7 +288,7 @@ def test_a_parquet_file_that_claims_too_many_rows_is_left_at_once(tmp_path, monk
 def test_objects_in_memory_are_not_categories(value):
     cells = np.empty(2, dtype=object)
     cells[:] = [None, value]
-    with pytest.raises(UserError, match="'odd' has the type .*: convert it to numbers or text"):
+    with pytest.raises(UserError, match=r"'odd' has the type .*: convert it to numbers or text"):
         table_of({"odd": cells}, "the table", Schema())
 
 

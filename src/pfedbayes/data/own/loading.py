@@ -15,7 +15,18 @@ from torch import Tensor
 
 from pfedbayes.data.config import DataConfig, Task
 from pfedbayes.data.own import images
-from pfedbayes.data.own.columns import Budget, Kind, Schema, Table, Texts, by_value, canonical, concatenate, missing, require_name
+from pfedbayes.data.own.columns import (
+    Budget,
+    Kind,
+    Schema,
+    Table,
+    Texts,
+    by_value,
+    canonical,
+    concatenate,
+    missing,
+    require_name,
+)
 from pfedbayes.data.own.preprocessing import Preprocessing, combine
 from pfedbayes.data.own.readers import SUFFIXES, existing, read_table
 from pfedbayes.data.own.summaries import MAX_INTEGER_CLASSES, ClientSummary, summarise

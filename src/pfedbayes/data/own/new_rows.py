@@ -14,8 +14,8 @@ from torch import Tensor
 
 from pfedbayes.data.own import images
 from pfedbayes.data.own.columns import Budget, Table, missing
-from pfedbayes.data.own.preprocessing import Preprocessing
 from pfedbayes.data.own.npz import read_arrays
+from pfedbayes.data.own.preprocessing import Preprocessing
 from pfedbayes.data.own.readers import (
     CHUNK,
     SUFFIXES,

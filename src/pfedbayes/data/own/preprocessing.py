@@ -318,7 +318,8 @@ class Preprocessing:
     def check(self) -> None:
         """Raise ValueError unless the parts fit each other."""
         names = [column.name for column in self.inputs]
-        for each in (*self.inputs, self.target):
+        every: tuple[Input | Target, ...] = (*self.inputs, self.target)
+        for each in every:
             if not (math.isfinite(each.mean) and 0 < each.deviation < math.inf):
                 raise ValueError(f"{each.name!r} has the mean {each.mean} and the deviation {each.deviation}")
         lists = [names, *(column.categories for column in self.inputs), self.target.classes or ()]

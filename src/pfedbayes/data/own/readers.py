@@ -189,7 +189,9 @@ def read_batches(path: Path, schema: Schema | None = None, budget: Budget | None
                 yield dict.fromkeys(wanted, pyarrow.array([]))
                 most = max(1, min(CHUNK, CELLS // len(names)))
                 for batch in file.iter_batches(batch_size=most, columns=wanted):
-                    batch.validate(full=True)  # damaged files may hold text that is not UTF-8, or lengths beyond the end
+                    batch.validate(
+                        full=True
+                    )  # damaged files may hold text that is not UTF-8, or lengths beyond the end
                     arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
                     yield {name: _plain(pyarrow, arrays[name]) for name in wanted}
         except (pyarrow.ArrowException, EOFError, KeyError, OSError, OverflowError, ValueError) as error:
