@@ -68,12 +68,25 @@ def test_a_date_beyond_those_of_python_is_named(tmp_path, suffix):
     import pyarrow
 
     far = pyarrow.array([10**7], pyarrow.date32())
-    message = "the column 'when' has cells that cannot be written as text"
+    message = "the column 'when' has cells that cannot be written"
     with pytest.raises(UserError, match=message), open_table(tmp_path / f"a{suffix}") as write:
         write({"when": far})
     assert not list(tmp_path.iterdir())
     with open_table(tmp_path / "a.parquet") as write:
         write({"when": far})
+
+
+@pytest.mark.parametrize("column", [np.array([1j, 2]), np.array([1, 2], np.longdouble), np.zeros(2, "V4")])
+def test_a_type_that_parquet_lacks_is_named(tmp_path, column):
+    message = "the column 'odd' has cells that cannot be written"
+    with pytest.raises(UserError, match=message), open_table(tmp_path / "a.parquet") as write:
+        write({"odd": column})
+
+
+def test_half_a_surrogate_pair_is_escaped(capsys):
+    with open_table(None) as write:
+        write({"t": np.array(["é\ud800"])})
+    assert capsys.readouterr().out == "t\né\\ud800\n"
 
 
 def test_dates_are_written_as_text(tmp_path):

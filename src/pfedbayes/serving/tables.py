@@ -91,11 +91,15 @@ def _cells(name: str, column: Any) -> list[Any]:
     try:
         cells: list[Any] = column.to_pylist()
     except (ValueError, OverflowError, KeyError, NotImplementedError) as error:  # a date beyond Python's, for example
-        raise UserError(
-            f"the column {name!r} has cells that cannot be written as text ({one_line(error)}): remove it from the "
-            "input, or write a .parquet file"
-        ) from None
+        raise _unwritable(name, error, "a .parquet file") from None
     return cells
+
+
+def _unwritable(name: str, error: Exception, instead: str) -> UserError:
+    return UserError(
+        f"the column {name!r} has cells that cannot be written ({one_line(error)}): remove it from the input, or write "
+        f"{instead}"
+    )
 
 
 def _text(cell: Any) -> str:
@@ -103,7 +107,10 @@ def _text(cell: Any) -> str:
         return ""
     if isinstance(cell, bool):
         return "true" if cell else "false"
-    return f"{cell:.7g}" if isinstance(cell, float) else str(cell)
+    if isinstance(cell, float):
+        return f"{cell:.7g}"
+    text = str(cell)
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()  # halves of surrogate pairs
 
 
 def _harmless(cell: Any) -> str:
@@ -119,8 +126,14 @@ def _parquet_file(file: BinaryIO, path: Path) -> Iterator[Write]:
     pyarrow, parquet = (optional(name, "tables", f"writing {path}") for name in ("pyarrow", "pyarrow.parquet"))
     opened: list[Any] = []
 
+    def arrow_array(name: str, column: Any) -> Any:
+        try:
+            return pyarrow.array(column)
+        except (pyarrow.ArrowException, ValueError, OverflowError) as error:
+            raise _unwritable(name, error, "a .csv file") from None
+
     def write(columns: Mapping[str, Any]) -> None:
-        table = pyarrow.table({name: pyarrow.array(column) for name, column in columns.items()})
+        table = pyarrow.table({name: arrow_array(name, column) for name, column in columns.items()})
         if not opened:
             opened.append(parquet.ParquetWriter(file, table.schema))
         opened[0].write_table(table)

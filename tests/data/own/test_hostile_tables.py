@@ -157,6 +157,7 @@ def npz(path, **arrays):
         ({"x": np.zeros((3, 0))}, "without any number"),
         ({"x": np.zeros((0, 3)), "y": np.zeros(0)}, "without any number"),
         ({"y": np.array([b"a", b"\xff\xfe", b"c"])}, "cannot be read"),
+        ({"y": np.frombuffer(b"\xff" * 24, dtype="<U2")}, "holds what is no text"),
         ({"y": np.array([1 + 2j, 1, 1])}, "has the type complex"),
         ({"y": np.array(["2020-01-01"] * 3, dtype="M8[D]")}, "has the type datetime64"),
         ({"y": np.zeros(3, dtype=[("a", "i4")])}, "has the type"),

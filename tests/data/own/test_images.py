@@ -148,6 +148,14 @@ def test_pipes_and_folders_among_images_are_refused(tmp_path):
         load(root)
 
 
+def test_a_tree_of_hidden_folders_has_no_images(tmp_path):
+    root = tree(tmp_path / "tree", lambda path, level: Image.new("L", (8, 6), level).save(path))
+    for client in ("east", "west"):
+        (root / client).rename(root / f".{client}")
+    with pytest.raises(UserError, match="has no images"):
+        load(root)
+
+
 @pytest.mark.parametrize("name", [b"\xff", b"a\nb", b"\x1b[31m"])
 @pytest.mark.parametrize("place", ["client", "class"])
 def test_names_that_cannot_be_printed_are_refused(tmp_path, name, place):

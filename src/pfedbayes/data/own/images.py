@@ -43,6 +43,8 @@ def read_tree(root: Path, size: tuple[int, int] | None) -> dict[str, Table]:
     with reading(root):
         clients = {folder.name: _classes(folder) for folder in _folders(root)}
     paths = [path for classes in clients.values() for paths in classes.values() for path in paths]
+    if not paths:
+        raise UserError(f"{root} has no images: put them there as client/class/, in folders that are not hidden")
     shape = _common_shape(paths, size)
     Budget().spend(len(paths) * int(np.prod(shape)), str(root))
     return {client: _of_classes(root / client, classes, shape) for client, classes in clients.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import math
+import sys
 import zipfile
 import zlib
 from pathlib import Path
@@ -63,4 +64,8 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[A
                 raise ValueError(f"{member.filename} claims the shape {shape}, but holds {member.file_size} bytes")
     with archive.open(member) as file:
         array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
-        return array
+    if array.dtype.kind == "U":  # four bytes per character, in the order of the array
+        points = np.frombuffer(array.tobytes(), dtype=np.dtype("u4").newbyteorder(array.dtype.byteorder))
+        if (points > sys.maxunicode).any():
+            raise ValueError(f"{member.filename} holds what is no text")
+    return array
