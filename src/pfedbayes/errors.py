@@ -3,6 +3,9 @@
 import difflib
 from collections.abc import Iterable
 
+LONGEST = 2000  # characters of a message: a long path or value must not hide the cause
+SPACES = "\u00a0\u202f"  # spaces that print but do not break a line
+
 
 class UserError(Exception):
     """An error that the user can fix: one line with the cause and the remedy.
@@ -12,7 +15,7 @@ class UserError(Exception):
     """
 
     def __init__(self, message: object) -> None:
-        super().__init__(printable(str(message)))
+        super().__init__(printable(shorten(str(message))))
 
 
 class Diverged(UserError):
@@ -28,7 +31,12 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 def printable(text: str) -> str:
     """Return a text in which line breaks, control characters and halves of surrogate pairs are escaped."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+    return "".join(one if one.isprintable() or one in SPACES else ascii(one)[1:-1] for one in text)
+
+
+def shorten(text: str) -> str:
+    """Return a text without the middle of a very long one."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
 
 
 def one_line(message: object, longest: int = 200) -> str:

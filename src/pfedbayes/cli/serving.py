@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from pfedbayes.cli.common import Device
+from pfedbayes.cli.common import MOST_DRAWS, Device, Number, echo
 from pfedbayes.errors import UserError
 
 
@@ -36,7 +36,7 @@ def predict(
     coverage: Annotated[
         float, typer.Option(help="Probability that a conformal set or interval contains the truth.")
     ] = 0.9,
-    samples: Annotated[int, typer.Option(min=1, help="Weight draws averaged in a prediction.")] = 100,
+    samples: Annotated[int, typer.Option(min=1, max=MOST_DRAWS, help="Weight draws averaged in a prediction.")] = 100,
     device: Device = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the guarantees as a JSON object on the last line.")
@@ -59,9 +59,9 @@ def predict(
     outcome = predict_file(predictor, rows, out)
     abstained = "" if outcome.abstained is None else f"; it abstains on {outcome.abstained:,} of them"
     where = f" → {out}" if out else ""
-    typer.echo(f"{outcome.rows:,} rows by {predictor.client.title}{abstained}{where}", err=True)
+    echo(f"{outcome.rows:,} rows by {predictor.client.title}{abstained}{where}", err=True)
     for statement in predictor.statements():
-        typer.echo(f"- {statement}", err=True)
+        echo(f"- {statement}", err=True)
     if as_json:
         typer.echo(json.dumps({**outcome._asdict(), "model": predictor.client.title, **predictor.as_json()}))
 
@@ -75,8 +75,10 @@ def personalize(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="A .safetensors file. Default: RUN/newcomers/NAME.safetensors.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=0, help="Training steps from the shared model.")] = 200,
-    zeta: Annotated[float | None, typer.Option(min=0, help="Weight of the KL term. Default: the run's.")] = None,
+    steps: Annotated[int, typer.Option(min=0, max=MOST_DRAWS, help="Training steps from the shared model.")] = 200,
+    zeta: Annotated[
+        float | None, typer.Option(click_type=Number(0), help="Weight of the KL term. Default: the run's.")
+    ] = None,
     hold_out: Annotated[float, typer.Option(help="Share of the rows held out for calibration.")] = 0.3,
     certificate: Annotated[
         bool, typer.Option(help="Certify a bound on its error; slow for convolutions with many rows.")
@@ -104,8 +106,8 @@ def personalize(
         path.parent.mkdir(exist_ok=True)
     write(joined.client, path)
     for line in joined.describe():
-        typer.echo(line)
-    typer.echo(f"model: {path}")
+        echo(line)
+    echo(f"model: {path}")
     if as_json:
         bound = joined.certificate and joined.certificate.as_json()
         figures = {"own": joined.own, "shared": joined.shared, "certificate": bound}
@@ -151,9 +153,9 @@ def export(
         for one in open_all(source):
             path = folder / newcomer_file(Path(), str(one.name)).with_suffix(FORMATS[kind]).name
             write(one, path, kind, options)
-            typer.echo(path)
+            echo(path)
         return
     one = open_client(source, client, shared)
     path = out or Path(f"{one.name or 'shared'}{FORMATS[kind]}")
     write(one, path, kind, options)
-    typer.echo(path)
+    echo(path)

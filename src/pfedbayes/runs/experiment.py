@@ -16,7 +16,7 @@ from pfedbayes.data import DataConfig, Shards, TaskShape
 from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.plan import Plan, plan_for
 from pfedbayes.engine.training import Training
-from pfedbayes.errors import UserError, nearest
+from pfedbayes.errors import UserError, nearest, one_line
 from pfedbayes.maths.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.methods import METHODS, Method
 from pfedbayes.nets import Init, Model, Net, WithNoise, cnn, mlp, vgg
@@ -96,8 +96,13 @@ SECTIONS = [section.name for section in dataclasses.fields(Experiment)]
 
 
 def method_name(method: Method) -> str:
-    """Return the name of a method in configs."""
-    return next(name for name, cls in METHODS.items() if type(method) is cls)
+    """Return the name of a method in configs; refuse a method of the user's own, which has none."""
+    for name, cls in METHODS.items():
+        if type(method) is cls:
+            return name
+    raise UserError(
+        f"{type(method).__name__} is no method of pfedbayes, so no config can name it: use one of {', '.join(METHODS)}"
+    )
 
 
 def read_experiment(path: Path | None = None, overrides: Sequence[str] = ()) -> Experiment:
@@ -123,7 +128,7 @@ def resolve(sections: Mapping[str, Any], changes: Sequence[Change] = ()) -> Expe
         if section not in SECTIONS:
             raise UserError(f"unknown section [{section}]: {nearest(section, SECTIONS)}")
         if not isinstance(values, Mapping):
-            raise UserError(f"{section} is {values!r}: write it as a section [{section}]")
+            raise UserError(f"{section} is {one_line(repr(values))}: write it as a section [{section}]")
     merged = {section: dict(sections.get(section, {})) for section in SECTIONS}
     for section, name, value in changes:
         if section not in SECTIONS:
@@ -134,14 +139,13 @@ def resolve(sections: Mapping[str, Any], changes: Sequence[Change] = ()) -> Expe
         merged[section][name] = value
 
     chosen = merged["method"].pop("name", "pfedbayes")
-    if chosen not in METHODS:
-        raise UserError(f"unknown method {chosen!r}: {nearest(str(chosen), METHODS)}")
+    if not isinstance(chosen, str) or chosen not in METHODS:
+        raise UserError(f"unknown method {one_line(repr(chosen))}: {nearest(str(chosen), METHODS)}")
     if "path" in merged["data"]:
-        where = Path(str(merged["data"]["path"])).expanduser().absolute()
-        merged["data"] = {"name": "files"} | merged["data"] | {"path": str(where)}
+        merged["data"] = {"name": "files"} | merged["data"]
     data = build(DataConfig, merged["data"], "data")
-    if data.name == "files":
-        data = dataclasses.replace(data, size=None)
+    if data.path is not None:
+        data = dataclasses.replace(data, size=None, path=_absolute(data.path))
     net = NetConfig.from_section(merged["net"])
     method = build(METHODS[chosen], merged["method"], "method")
     training = build(Training, merged["training"], "training")
@@ -170,6 +174,13 @@ def resolve(sections: Mapping[str, Any], changes: Sequence[Change] = ()) -> Expe
         participants=None if method.needs.all_clients else training.participants,
     )
     return Experiment(data, net, method, training, evaluation, build(Execution, merged["execution"], "execution"))
+
+
+def _absolute(path: str) -> str:
+    try:
+        return str(Path(path).expanduser().absolute())
+    except RuntimeError as error:  # an unknown user in ~name
+        raise UserError(f"data.path is {path!r} ({error}): give the path of your data") from None
 
 
 def _settle(net: NetConfig, method: Method, name: str, hidden: tuple[int, ...]) -> NetConfig:

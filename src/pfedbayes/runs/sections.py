@@ -10,11 +10,12 @@ from typing import Any, Literal
 from pfedbayes.constraints import AtLeastOne, NonNegative, Positive, check
 from pfedbayes.engine.plan import Dtype, Noise, Over, Plan, Precision
 from pfedbayes.engine.population import Resting
+from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import EvaluationSplit, Sampling, estimator_names
 from pfedbayes.nets import Init
 from pfedbayes.nets.convolutions import Convolutions
 from pfedbayes.nets.import_path import is_import_path
-from pfedbayes.runs.config import build
+from pfedbayes.runs.config import build, check_plain
 
 NETS = ("mlp", "vgg", "cnn")
 OF_ALL_NETS = ("name", "init", "sigma_eps")  # settings that the user's own modules have too
@@ -61,9 +62,12 @@ class NetConfig:
     def from_section(cls, values: Mapping[str, Any]) -> NetConfig:
         """Build from a config. With an import path, unknown keys become arguments of the module."""
         if not is_import_path(str(values.get("name"))):
+            if "settings" in values:
+                raise UserError("net.settings are arguments of your own module: give net.name, e.g. my_module:MyNet")
             return build(cls, values, "net")
         own = {name: value for name, value in values.items() if name in OF_ALL_NETS}
         settings = {name: value for name, value in values.items() if name not in OF_ALL_NETS}
+        check_plain(settings, "net")
         return dataclasses.replace(build(cls, own, "net"), settings=settings)
 
 
