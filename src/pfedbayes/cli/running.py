@@ -84,7 +84,7 @@ def run(
     from pfedbayes import runs
     from pfedbayes.report import describe, tables, write
     from pfedbayes.runs.execute import execute
-    from pfedbayes.runs.experiment import from_sections, read_experiment
+    from pfedbayes.runs.experiment import from_sections, read_experiment, seed_numbers
 
     flags = {
         "data.path": own_data, "data.target": target, "data.client_column": client_column, "data.task": task,
@@ -104,7 +104,7 @@ def run(
         setup = read_experiment(experiment, overrides)
         numbers = None
     if numbers is None:
-        numbers = [setup.training.seed + k for k in range(seeds or 1)]
+        numbers = seed_numbers(setup.training.seed, seeds or 1)
     if dry_run:
         _print_estimate(setup, numbers, device, data_dir)
         return

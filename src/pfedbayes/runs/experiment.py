@@ -9,21 +9,27 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from pfedbayes.constraints import LARGEST_SEED
 from pfedbayes.data import DataConfig, Shards, TaskShape
 from pfedbayes.engine.federation import Federation
-from pfedbayes.engine.plan import Plan, plan_for
+from pfedbayes.engine.plan import Plan, plan_for, run_size
 from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError, nearest, one_line
 from pfedbayes.maths.likelihoods import Classification, Likelihood, Regression
+from pfedbayes.memory import host_memory
 from pfedbayes.methods import METHODS, Method
 from pfedbayes.nets import Init, Model, Net, WithNoise, cnn, mlp, vgg
 from pfedbayes.nets.import_path import build_module, is_import_path
 from pfedbayes.runs.config import build, parse_override, read_toml
 from pfedbayes.runs.sections import Evaluation, Execution, NetConfig
 
+MOST_SEEDS = 1000  # federations that are trained at once
 MAIN_JOB: dict[str, dict[str, Any]] = {"method": {"name": "pfedbayes", "zeta": 1.0}}
 # Defaults for the user's own data.
 OWN_DATA: dict[str, dict[str, Any]] = {
@@ -93,6 +99,15 @@ def _computed(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, 
 
 Change = tuple[str, str, Any]  # section, key, value
 SECTIONS = [section.name for section in dataclasses.fields(Experiment)]
+
+
+def seed_numbers(first: int, count: int) -> list[int]:
+    """Return the seeds first, first + 1, … of federations that are trained at once; refuse absurdly many."""
+    if not 1 <= count <= MOST_SEEDS:
+        raise UserError(f"{count} seeds at once are not possible: give 1 to {MOST_SEEDS} seeds")
+    if first + count - 1 > LARGEST_SEED:
+        raise UserError(f"training.seed is {first}, so a later seed would exceed {LARGEST_SEED}: give a smaller one")
+    return [first + k for k in range(count)]
 
 
 def method_name(method: Method) -> str:
@@ -223,12 +238,44 @@ def build_model(net: NetConfig, task: TaskShape, method: Method) -> Model:
             raise UserError(f"the VGG takes 32 x 32 images, the data have shape {shape}: use net.name=mlp")
         module = vgg(outputs, in_channels=shape[0], head="linear" if method.needs.outputs else net.head, norm=net.norm)
     else:
-        module = mlp([math.prod(shape), *(net.hidden or ()), outputs], net.activation)
+        sizes = [math.prod(shape), *(net.hidden or ()), outputs]
+        refuse_too_large(sum((a + 1) * b for a, b in pairwise(sizes)) * 4, host_memory(), "the network", "net.hidden")
+        module = mlp(sizes, net.activation)
     likelihood: Likelihood = Classification()
     if task.num_classes is None:
         likelihood = Regression(net.sigma_eps and net.sigma_eps / task.unit, task.unit)
         module = module if net.sigma_eps is not None else WithNoise(module)
     return Model(Net(module), likelihood, method.habits.pixels)
+
+
+def refuse_too_large(needed: int, available: int, what: str, remedy: str) -> None:
+    """Refuse what cannot fit into memory, before it is allocated. needed: a lower bound, in bytes."""
+    if needed > available:
+        raise UserError(
+            f"{what} needs at least {needed / 1e9:,.0f} GB of memory, and there are {available / 1e9:,.0f} GB: reduce "
+            f"{remedy}"
+        )
+
+
+def _refuse_large_rounds(experiment: Experiment, shards: Shards, model: Model, num_seeds: int, plan: Plan) -> None:
+    """Refuse a round whose models, noise or mini-batches cannot fit into memory."""
+    method, training = experiment.method, experiment.training
+    steps, at_once = run_size(method, dataclasses.replace(training, rounds=1), len(shards.train), num_seeds)
+    memory = torch.cuda.get_device_properties(0).total_memory if plan.device == "cuda" else host_memory()
+    number = torch.finfo(getattr(torch, plan.dtype)).bits // 8
+    together = 1 if plan.over == "loop" else min(at_once, plan.chunk or at_once)
+    noise = together * math.prod(method.noise_shape(model.net.num_params) or (0,))
+    models = 2 * at_once * model.net.num_params  # before and after the round
+    refuse_too_large(
+        (models + noise) * number, memory, "a round", "--seeds, net.hidden, training.participants or method.samples"
+    )
+    largest = max(map(len, shards.train), default=0)
+    rows = (
+        steps
+        * method.needs.batches_per_step
+        * (largest if method.needs.full_batch else min(largest, training.batch_size))
+    )
+    refuse_too_large(8 * rows, host_memory(), "a round", "training.local_steps or training.batch_size")
 
 
 def build_federation(
@@ -247,7 +294,9 @@ def build_federation(
     if plan is not None:
         return make(plan, clients_file)
     choose = partial(plan_for, model, experiment.method, experiment.training, len(shards.train), len(seeds), device)
-    federation = make(experiment.execution.adapt(choose()), clients_file)
+    plan = experiment.execution.adapt(choose())
+    _refuse_large_rounds(experiment, shards, model, len(seeds), plan)
+    federation = make(plan, clients_file)
     faster = None if experiment.execution.over else federation.faster_over()
     if faster in (None, federation.plan.over):
         return federation

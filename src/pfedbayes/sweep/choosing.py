@@ -52,7 +52,9 @@ def choose(cells: Sequence[Cell], results: Results, path: Path) -> list[str]:
             sections.setdefault(dataset, {}).setdefault(method, {})[section] = values
     if not sections:
         raise UserError("no row of the sweep is complete: run it first")
-    head = "".join(f"# {printable(line)}\n" for line in ["Chosen by pfedbayes sweep --choose, by validation accuracy.", *lines])
+    head = "".join(
+        f"# {printable(line)}\n" for line in ["Chosen by pfedbayes sweep --choose, by validation accuracy.", *lines]
+    )
     with runs.writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     runs.write_file(path, f"{head}\n{to_toml(sections)}")
