@@ -28,7 +28,7 @@ def keys(
     hosts: Annotated[
         list[str], typer.Option("--host", help="Name or address of the server, as nodes reach it. Repeatable.")
     ],
-    nodes: Annotated[int, typer.Option(min=1, max=10_000, help="Number of nodes.")],
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")],
 ) -> None:
     """Create a certificate for the server and a key for each node."""
     from pfedbayes.flower.keys import make_keys

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,6 +21,9 @@ NUMBER = int | float
 LARGEST_TEXT = 2**30  # bytes of a JSON or TOML file
 DEEPEST = 64  # levels of tables and arrays in a TOML file
 LARGEST_INTEGER = 2**63 - 1  # as in the TOML standard
+TOO_DEEP = "it is nested too deeply"
+_PART = r"""(?>[\w-]+|"(?>[^"\\\n]|\\.)*"|'[^'\n]*')"""
+_DEEP_KEY = re.compile(rf"(?<![\w-])(?>{_PART}[ \t]*\.[ \t]*){{{DEEPEST}}}")  # a.b.c.…
 
 
 def parse_json(content: str | bytes) -> Any:
@@ -29,7 +33,7 @@ def parse_json(content: str | bytes) -> Any:
         if (b"\\u" if isinstance(content, bytes) else "\\u") in content:  # type: ignore[operator]
             json.dumps(value, ensure_ascii=False).encode()  # fails for half a surrogate pair
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError(TOO_DEEP) from None
     except UnicodeError:
         raise ValueError("its text is not valid Unicode") from None
     return value
@@ -41,17 +45,19 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def parse_toml(text: str) -> dict[str, Any]:
     """Return the content of a TOML text. Raise ValueError, and nothing else, for any text that cannot be used."""
+    if _DEEP_KEY.search(text):  # the parser takes hours for thousands of parts
+        raise ValueError(TOO_DEEP)
     try:
         content = tomllib.loads(text)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError(TOO_DEEP) from None
     level: list[Any] = [content]
     for _ in range(DEEPEST):
         level = [item for value in level if isinstance(value, dict | list) for item in _items(value)]
         if any(isinstance(item, int) and abs(item) > LARGEST_INTEGER for item in level):
             raise ValueError("it has an integer of more than 64 bits")
-    if level:  # "a.a.a.… = 1" nests without recursion
-        raise ValueError("it is nested too deeply")
+    if level:
+        raise ValueError(TOO_DEEP)
     return content
 
 

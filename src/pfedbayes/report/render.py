@@ -22,7 +22,7 @@ def write(folders: Sequence[Path], out: Path) -> Path:
     page = render([run_folders.read_run(folder) for folder in folders])
     with run_folders.writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(page, encoding="utf-8")
+    run_folders.write_file(out, page.encode(errors="backslashreplace"))  # a path may have bytes that are not UTF-8
     return out
 
 

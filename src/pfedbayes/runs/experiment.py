@@ -22,7 +22,7 @@ from pfedbayes.engine.plan import Plan, plan_for, run_size
 from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError, nearest, one_line
 from pfedbayes.maths.likelihoods import Classification, Likelihood, Regression
-from pfedbayes.memory import host_memory
+from pfedbayes.memory import device_memory, host_memory, refuse_too_large
 from pfedbayes.methods import METHODS, Method
 from pfedbayes.nets import Init, Model, Net, WithNoise, cnn, mlp, vgg
 from pfedbayes.nets.import_path import build_module, is_import_path
@@ -248,33 +248,22 @@ def build_model(net: NetConfig, task: TaskShape, method: Method) -> Model:
     return Model(Net(module), likelihood, method.habits.pixels)
 
 
-def refuse_too_large(needed: int, available: int, what: str, remedy: str) -> None:
-    """Refuse what cannot fit into memory, before it is allocated. needed: a lower bound, in bytes."""
-    if needed > available:
-        raise UserError(
-            f"{what} needs at least {needed / 1e9:,.0f} GB of memory, and there are {available / 1e9:,.0f} GB: reduce "
-            f"{remedy}"
-        )
-
-
 def _refuse_large_rounds(experiment: Experiment, shards: Shards, model: Model, num_seeds: int, plan: Plan) -> None:
     """Refuse a round whose models, noise or mini-batches cannot fit into memory."""
     method, training = experiment.method, experiment.training
     steps, at_once = run_size(method, dataclasses.replace(training, rounds=1), len(shards.train), num_seeds)
-    memory = torch.cuda.get_device_properties(0).total_memory if plan.device == "cuda" else host_memory()
-    number = torch.finfo(getattr(torch, plan.dtype)).bits // 8
+    memory = device_memory(torch.device(plan.device))
+    number = getattr(torch, plan.dtype).itemsize
     together = 1 if plan.over == "loop" else min(at_once, plan.chunk or at_once)
     noise = together * math.prod(method.noise_shape(model.net.num_params) or (0,))
     models = 2 * at_once * model.net.num_params  # before and after the round
-    refuse_too_large(
-        (models + noise) * number, memory, "a round", "--seeds, net.hidden, training.participants or method.samples"
-    )
+    remedy = "--seeds, net.hidden, training.participants or method.samples"
+    refuse_too_large((models + noise) * number, memory, "a round", remedy)
+    draws = experiment.evaluation.samples * model.net.num_params if method.about.stochastic else 0
+    refuse_too_large(draws * number, memory, "an evaluation", "evaluation.samples")
     largest = max(map(len, shards.train), default=0)
-    rows = (
-        steps
-        * method.needs.batches_per_step
-        * (largest if method.needs.full_batch else min(largest, training.batch_size))
-    )
+    batch = largest if method.needs.full_batch else min(largest, training.batch_size)
+    rows = steps * method.needs.batches_per_step * batch
     refuse_too_large(8 * rows, host_memory(), "a round", "training.local_steps or training.batch_size")
 
 
