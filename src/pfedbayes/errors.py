@@ -10,8 +10,8 @@ SPACES = "\u00a0\u202f"  # spaces that print but do not break a line
 class UserError(Exception):
     """An error that the user can fix: one line with the cause and the remedy.
 
-    The command line prints it and exits with code 2. Characters that do not print are escaped, since paths and
-    contents of files are quoted.
+    The command line prints it and exits with code 2. It may quote paths and contents of files: characters that do not
+    print are escaped, and the middle of a very long message is left out.
     """
 
     def __init__(self, message: object) -> None:

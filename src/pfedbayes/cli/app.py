@@ -33,6 +33,7 @@ COMMANDS: list[Callable[..., None]] = [
     sweeping.sweep,
     assessing.certify,
     assessing.uncertainty,
+    assessing.verify,
     serving.predict,
     serving.personalize,
     serving.export,
@@ -99,7 +100,8 @@ def _refuse_missing_folder() -> None:
 def _discard_output() -> None:
     """Send what the output stream still holds nowhere: it would fail again when the process ends."""
     with contextlib.suppress(OSError):  # a stream without a file
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        output = sys.stdout.fileno()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
 
 
 def _fail(error: UserError) -> int:

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from pfedbayes.cli.common import MOST_DRAWS, Device, console, echo
-from pfedbayes.errors import printable
+from pfedbayes.cli.common import MOST_DRAWS, Device, TrustModule, console, echo
+from pfedbayes.errors import UserError, printable
 
 
 def certify(
@@ -25,6 +25,7 @@ def certify(
         typer.Option(min=1, max=MOST_DRAWS, help="Weight draws per example. Default: 20, or 1000 for convolutions."),
     ] = None,
     device: Device = "auto",
+    trust_module: TrustModule = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the certificates as JSON.")] = False,
 ) -> None:
     """Certify an upper bound on the error of every personal model.
@@ -37,7 +38,7 @@ def certify(
     """
     from pfedbayes.serving.certificates import CERTIFICATES, POSTERIORS, certify_run
 
-    certificates = certify_run(folder, device, delta=delta, steps=steps, draws=draws)
+    certificates = certify_run(folder, device, trust_module, delta=delta, steps=steps, draws=draws)
     if as_json:
         typer.echo(json.dumps([certificate.as_json() for certificate in certificates]))
         return
@@ -64,6 +65,7 @@ def uncertainty(
     samples: Annotated[int, typer.Option(min=1, max=MOST_DRAWS, help="Weight draws averaged in a prediction.")] = 10,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the out-of-distribution data sets.")] = None,
     device: Device = "auto",
+    trust_module: TrustModule = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores of single clients as JSON.")] = False,
 ) -> None:
     """Compare the uncertainty of runs: calibration and detection of out-of-distribution inputs.
@@ -79,7 +81,7 @@ def uncertainty(
     for folder in folders:
         data = runs.read_run(folder).experiment.data
         others = other_set(data.name, data_dir or data.dir)
-        results[str(folder)] = assess(saving.load(folder, device=device), samples, others)
+        results[str(folder)] = assess(saving.load(folder, device=device, trust_module=trust_module), samples, others)
     if as_json:
         typer.echo(json.dumps(results))
         return
@@ -93,3 +95,26 @@ def uncertainty(
         console().print(table)
     for name, meaning in NAMES.items():
         typer.echo(f"{name}: {meaning}")
+
+
+def verify(
+    path: Annotated[Path, typer.Argument(metavar="DIR|FILE", help="A run folder, a node's state folder, or a file.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as a JSON object on the last line.")
+    ] = False,
+) -> None:
+    """Check files for damage: compare each one with the checksum inside it.
+
+    A checksum detects damage, such as a failing disk or an incomplete copy. It does not show who wrote a file.
+    """
+    from pfedbayes.runs.verify import verify as check
+
+    checks = []
+    for found in check(path):
+        checks.append(found)
+        echo(f"{found.verdict:<11}  {found.path}")
+    if as_json:
+        typer.echo(json.dumps({str(found.path): found.verdict for found in checks}))
+    damaged = [found for found in checks if found.verdict == "damaged"]
+    if damaged:
+        raise UserError(f"{len(damaged)} of {len(checks)} checks failed: {damaged[0].reason}")

@@ -17,7 +17,7 @@ from typing import Any
 FIELD = "checksum"
 BLANK = "0" * 64
 MISMATCH = "its checksum does not match its content"
-_OF_JSON = re.compile(rb'\s*\{\s*"checksum":\s*"([0-9a-f]{64})"')
+_OF_JSON = re.compile(rb'\{\s*"checksum":\s*"([0-9a-f]{64})"')
 _OF_TENSORS = re.compile(rb'.{8}\{"__metadata__":\s*\{"checksum":\s*"([0-9a-f]{64})"', re.DOTALL)
 LONGEST_PREFIX = 256  # the first bytes of a file that hold its checksum
 
@@ -26,14 +26,18 @@ log = logging.getLogger("pfedbayes")
 
 def dump_json(value: Mapping[str, Any], indent: int | None = None) -> str:
     """Return an object as JSON that begins with its checksum and ends with a line break."""
-    text = json.dumps({FIELD: BLANK, **value}, indent=indent, allow_nan=False, ensure_ascii=False) + "\n"
-    return text.replace(BLANK, hashlib.sha256(text.encode()).hexdigest(), 1)
+    text = json.dumps({FIELD: BLANK} | dict(value) | {FIELD: BLANK}, indent=indent, allow_nan=False, ensure_ascii=False)
+    return text.replace(BLANK, hashlib.sha256(text.encode()).hexdigest(), 1) + "\n"
 
 
 def check_json(content: bytes) -> bool:
-    """Return whether a JSON text has a checksum; raise ValueError if it has a wrong one."""
-    found = _OF_JSON.match(content)
-    return found is not None and _check(found, [content])
+    """Return whether a JSON text has a checksum; raise ValueError if it has a wrong one.
+
+    Line breaks of another system, and white space around the text, do not matter.
+    """
+    plain = content.replace(b"\r\n", b"\n").strip()
+    found = _OF_JSON.match(plain)
+    return found is not None and _check(found, [plain])
 
 
 def check_tensors(pieces: Iterable[bytes]) -> bool:

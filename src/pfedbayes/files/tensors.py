@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -81,6 +82,9 @@ def tensor_bytes(tensors: Mapping[str, Tensor], about: dict[str, str]) -> bytes:
     return file.getvalue()
 
 
+_checked: dict[tuple[int, ...], bool] = {}  # by version of a file: whether it has a checksum, which matched
+
+
 class TensorFile:
     """An open safetensors file, of which single tensors are read."""
 
@@ -119,7 +123,12 @@ def open_tensors(path: Path, remedy: str, fault: str = "is damaged", follow: boo
 
     with reading(path, remedy, fault):
         with open_regular(path, follow) as content:
-            checked = check_tensors(iter(lambda: content.read(max(PIECE_BYTES, LONGEST_PREFIX)), b""))
+            found = os.fstat(content.fileno())
+            version = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+            if version not in _checked:  # reading one client after another, do not read the whole file for each
+                pieces = iter(lambda: content.read(max(PIECE_BYTES, LONGEST_PREFIX)), b"")
+                _checked[version] = check_tensors(pieces)
+            checked = _checked[version]
         try:
             with safe_open(path, framework="pt") as file:
                 yield TensorFile(file, checked)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -247,7 +246,7 @@ def _about(node: Node, task: dict[str, Any], settings: Settings) -> dict[str, An
         "federation": task["federation"],
         "client": task["client"],
         "train_size": int(node.data.sizes[0]),
-        "preprocessing": preprocessing and hashlib.sha256(preprocessing.to_json().encode()).hexdigest(),
+        "preprocessing": preprocessing and preprocessing.digest(),
         "settings": settings.identity(),
     }
 

@@ -83,7 +83,7 @@ def onnx_bytes(client: Client) -> bytes:
             network, (example,), input_names=["x"], output_names=[output], dynamo=True, verbose=False,
             dynamic_shapes={"x": {0: torch.export.Dim("rows")}},
         )  # fmt: skip
-    program.model.metadata_props["preprocessing"] = json.dumps(json.loads(client.preprocessing.to_json()))
+    program.model.metadata_props["preprocessing"] = json.dumps(client.preprocessing.as_object())
     content: bytes = program.model_proto.SerializeToString()
     return content
 

@@ -82,6 +82,9 @@ class Population(ABC):
     def saved(self) -> None:  # noqa: B027, memory has nothing to do
         """Note that the last checkpoint has been written, which frees what only the one before it needed."""
 
+    def pin(self, rows: Sequence[int]) -> None:  # noqa: B027, memory has nothing to do
+        """Do not reuse these rows of a file, on which an earlier result depends."""
+
     def close(self) -> None:  # noqa: B027, memory has nothing to do
         """Release files and page-locked memory. The population cannot be used afterwards."""
 
