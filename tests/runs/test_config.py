@@ -156,7 +156,9 @@ def test_a_file_that_is_no_text_or_no_file_is_one_line(tmp_path):
             read_toml(path)
 
 
-@pytest.mark.parametrize("value", ["9" * 5000, "[" * 100_000, "{a=" * 5000, "1\nother = 2", "1 2"], ids=itertools.count())
+@pytest.mark.parametrize(
+    "value", ["9" * 5000, "[" * 100_000, "{a=" * 5000, "1\nother = 2", "1 2"], ids=itertools.count()
+)
 def test_an_override_that_is_no_toml_is_a_text(value):
     assert parse_override(f"training.rounds={value}") == ("training", "rounds", value)
     with pytest.raises(UserError, match=r"section\.steps is .*: give a whole number") as caught:
