@@ -2,16 +2,18 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
 
-from federations import federation, make_shards, trained
+from federations import federation, make_model, make_shards, trained
 from pfedbayes.data import DataConfig, load_shards
 from pfedbayes.engine.personalisation import personalise, prior_of
+from pfedbayes.engine.plan import Plan
 from pfedbayes.errors import UserError
 from pfedbayes.maths.intervals import binomial_upper, pac_bayes_kl, sampled_mean_upper
 from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.methods import FedAvg, PFedBayes
 from pfedbayes.nets import Model, Net, mlp
-from pfedbayes.trust.certificate import DRAWS_PER_EXAMPLE, _divergence, certify
+from pfedbayes.trust.certificate import DRAWS_IN_COMMON, DRAWS_PER_EXAMPLE, _divergence, certify
 
 BLOBS = DataConfig(name="blobs", clients=4, examples=200, labels_per_client=3, classes=4, features=3, certify=0.5)
 
@@ -111,6 +113,35 @@ def test_examples_that_another_client_trained_on_certify_nothing(ours):
         certify(trained(PFedBayes(), 1, shards=leaky, model=small_model()))
 
 
+def test_validation_rows_certify_nothing_either(ours):
+    # Validation data choose the round, so the prior has seen them.
+    shards, leak = ours.shards, ours.shards.certify[0][:1]
+    leaky = dataclasses.replace(shards, validation=(*shards.validation[:-1], leak))
+    with pytest.raises(UserError, match="another client was trained on withheld examples of client 0"):
+        certify(federation(PFedBayes(), shards=leaky, model=small_model()))
+    new = blobs(dataclasses.replace(BLOBS, seed=2, certify=0.0, clients=1))
+    own = federation(
+        PFedBayes(), shards=dataclasses.replace(new, train=new.test, test=new.validation, validation=new.train)
+    )
+    with pytest.raises(UserError, match=f"{len(new.train[0])} of {len(new.train[0])} examples of client 0"):
+        certify(own, new)
+
+
+def test_the_draws_of_a_convolutional_network_are_drawn_for_all_examples_at_once():
+    # Its weights are drawn, so the errors of one draw on different examples are not independent trials.
+    shards = dataclasses.replace(blobs(dataclasses.replace(BLOBS, features=16)), certify=())
+    pictures = dataclasses.replace(shards, x=shards.x.view(-1, 1, 4, 4))
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 4))
+    ours = federation(PFedBayes(), shards=pictures, model=make_model(net), plan=Plan(dtype="float64", over="loop"))
+    first = {part: getattr(shards, part)[:1] for part in ("train", "test", "validation", "names")}
+    new = dataclasses.replace(pictures, x=pictures.x + 1, **first)
+    (one,) = certify(ours, new, zetas=(), draws=50)
+    size = len(new.train[0])
+    expected = pac_bayes_kl(sampled_mean_upper(one.certified.gibbs, 50, 0.01), 0.0, size, 0.04)
+    assert (one.draws, one.kl, one.bound) == (50, 0.0, pytest.approx(expected))
+    assert certify(ours, new, zetas=())[0].draws == DRAWS_IN_COMMON
+
+
 def test_what_cannot_be_certified_is_said(ours):
     with pytest.raises(UserError, match="no distribution over models"):
         certify(trained(FedAvg(), 1, shards=blobs(), model=small_model()))
@@ -118,5 +149,6 @@ def test_what_cannot_be_certified_is_said(ours):
     numbers = federation(PFedBayes(), shards=shards, model=small_model(1, likelihood=Regression(0.1)))
     with pytest.raises(UserError, match="give a run with labels"):
         certify(numbers)
-    with pytest.raises(UserError, match="between 0 and 1"):
-        certify(ours, delta=0.0)
+    for delta in (0.0, 1.0):
+        with pytest.raises(UserError, match="between 0 and 1"):
+            certify(ours, delta=delta)
