@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import sys
 from collections import Counter
 from typing import Any
 
@@ -250,6 +251,7 @@ class TestOverlap:
         assert not same(one, partition(toy_pool(), dataclasses.replace(few, seed=2)))
 
     def test_more_images_than_there_are(self) -> None:
+        partition(toy_pool(), DataConfig(clients=1, train_per_label=30, test_per_label=30, split="overlap"))
         with pytest.raises(UserError, match="class 0 has 60 images, but a client needs 61"):
             partition(toy_pool(), DataConfig(clients=1, train_per_label=31, test_per_label=30, split="overlap"))
 
@@ -402,6 +404,20 @@ def digest(shards: Shards) -> str:
 def test_a_seed_deals_the_same_rows_in_every_version(settings: dict[str, Any], expected: str) -> None:
     """Runs are resumed, repeated and published by seed: neither the rows below nor their order ever change."""
     assert digest(partition(toy_pool(), DataConfig(clients=6, seed=5, **settings))) == expected
+
+
+def test_published_data_are_looked_for_where_the_caller_or_the_config_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load(*arguments: Any, **options: Any) -> Pool:
+        asked.append((arguments, options))
+        return toy_pool()
+
+    monkeypatch.setattr(sys.modules["pfedbayes.data.partition"], "load_published", load)
+    config = DataConfig(clients=2, dir="there", train_per_label=3, test_per_label=2)
+    load_shards(config, progress=print)
+    load_shards(config, "here")
+    assert asked == [(("mnist", "there"), {"progress": print}), (("mnist", "here"), {"progress": None})]
 
 
 class TestSynthetic:

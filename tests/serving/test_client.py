@@ -1,6 +1,7 @@
 """Predictions of a client with their guarantees, by the command line and in Python, once the data are gone."""
 
 import json
+import math
 
 import numpy as np
 import pandas
@@ -10,9 +11,15 @@ from clinics import clinics, train
 
 import pfedbayes as package
 from pfedbayes import runs
+from pfedbayes.data import Preprocessing
+from pfedbayes.data.own.preprocessing import Target
+from pfedbayes.errors import UserError
+from pfedbayes.maths.likelihoods import Classification, Regression
 from pfedbayes.maths.metrics import confidence, log_average
-from pfedbayes.serving.client import Options
+from pfedbayes.runs.sections import NetConfig
+from pfedbayes.serving.client import Client, Options
 from pfedbayes.trust import abstention, conformal
+from pfedbayes.trust.calibration import NO_SCORES, Scores
 
 
 def test_new_rows_are_predicted_with_doubt_abstention_and_sets(home, run):
@@ -143,6 +150,75 @@ def test_a_bad_row_leaves_no_file(home, command):
     assert done.code == 2
     assert "bad.csv, line 3: the column 'age' is 'old'" in done.err
     assert not list(home.glob("*bad_out*"))
+
+
+def made_client(likelihood, target, outputs, own=NO_SCORES, of_all=NO_SCORES, **others):
+    """A client whose outputs (K, n, ...) are given, whatever it is asked."""
+    settings = {"name": "north", "which": "personal", "notes": (), "weights": None, "net": NetConfig()} | others
+    preprocessing = Preprocessing((), (1,), target)
+    return Client(
+        preprocessing=preprocessing,
+        likelihood=likelihood,
+        outputs=lambda samples: lambda x: outputs[:, : len(x)],
+        own=own,
+        of_all=of_all,
+        **settings,
+    )
+
+
+class TestLabelsByHand:
+    target = Target("outcome", "classification", ("ill", "well"))
+    # The surest label has the probability 0.5, 0.6 and 0.9.
+    outputs = torch.tensor([[[0.5, 0.5], [0.6, 0.4], [0.1, 0.9]]]).double().log()
+    x = torch.zeros(3, 1)
+
+    def columns(self, **options):
+        odd = torch.tensor([0.0] * 15 + [0.5] * 5).double()  # scores with ties: 90 % are at most 0.5
+        client = made_client(Classification(), self.target, self.outputs, Scores(odd, odd, odd > 1))
+        return client.predictor(Options(**options)).columns(self.x)
+
+    def test_it_abstains_below_the_given_probability(self):
+        sure = float(self.columns(abstain_at=0.9)["p_ill"][1])
+        assert self.columns(abstain_at=0.75)["abstain"].tolist() == [True, True, False]
+        assert self.columns(abstain_at=sure)["abstain"].tolist() == [True, False, False]
+
+    def test_a_label_whose_score_equals_the_threshold_is_in_the_set(self):
+        assert self.columns(abstain_at=0.9)["conformal_set"].tolist() == ["ill|well", "ill", "well"]
+
+    @pytest.mark.parametrize("threshold", [0.0, 1.0, -0.5])
+    def test_thresholds_that_are_no_probability_are_refused(self, threshold):
+        with pytest.raises(UserError, match="--abstain-at is"):
+            self.columns(abstain_at=threshold)
+
+
+class TestNumbersByHand:
+    # Two draws with the means 1 and 3 and the known noise 2, in units of 10 around 50.
+    target = Target("cost", "regression", None, 50.0, 10.0)
+    outputs = torch.tensor([[[1.0]], [[3.0]]]).double()
+
+    def columns(self, **options):
+        odd = torch.arange(1.0, 20.0).double() / 10  # the 18th of 19 is 1.8
+        client = made_client(Regression(2.0), self.target, self.outputs, Scores(odd, odd[:0], odd[:0] > 1))
+        return client.predictor(Options(**options)).columns(torch.zeros(1, 1))
+
+    def test_both_ends_of_both_intervals(self):
+        found = {name: float(column[0]) for name, column in self.columns(coverage=0.9).items()}
+        deviation = math.sqrt(2**2 + 1**2)
+        expected = {
+            "mean": 2.0,
+            "lower": 2 - 1.6448536 * deviation,
+            "upper": 2 + 1.6448536 * deviation,
+            "conformal_lower": 2 - 1.8 * deviation,
+            "conformal_upper": 2 + 1.8 * deviation,
+        }
+        spreads = {"deviation": deviation, "aleatoric": 2.0, "epistemic": 1.0}
+        in_units = {name: 50 + 10 * value for name, value in expected.items()}
+        assert found == pytest.approx(in_units | {name: 10 * value for name, value in spreads.items()}, rel=1e-6)
+
+    def test_it_abstains_above_the_given_deviation(self):
+        deviation = float(self.columns()["deviation"][0])
+        flags = [bool(self.columns(abstain_at=limit)["abstain"][0]) for limit in (10.0, deviation, 30.0)]
+        assert flags == [True, False, False]
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from pfedbayes.data.own.new_rows import read_chunks
 from pfedbayes.errors import UserError
 from pfedbayes.runs.execute import execute
 from pfedbayes.runs.experiment import read_experiment
-from pfedbayes.serving.export import export
+from pfedbayes.serving.export import MeanNetwork, export
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "load_export.py"
 
@@ -45,6 +45,9 @@ def test_images_of_ones_own_are_predicted_personalised_and_exported(tmp_path):
     (chunk,) = read_chunks(images, joined.client.preprocessing)
     chances, _ = example["predict"](about, weights, chunk.x)
     assert chances[:, 0].numpy() == pytest.approx(out["p_dark"], abs=1e-5)
+    # The mean network takes pixels from 0 to 255.
+    mean = joined.client.weights.model.outputs(joined.client.weights.mean, chunk.x).softmax(-1)
+    assert MeanNetwork(joined.client)(chunk.x.float()) == pytest.approx(mean, abs=1e-6)
 
 
 def test_the_example_reads_an_export_without_this_package(home, run):

@@ -119,7 +119,7 @@ def test_validation_rows_certify_nothing_either(ours):
     leaky = dataclasses.replace(shards, validation=(*shards.validation[:-1], leak))
     with pytest.raises(UserError, match="another client was trained on withheld examples of client 0"):
         certify(federation(PFedBayes(), shards=leaky, model=small_model()))
-    new = blobs(dataclasses.replace(BLOBS, seed=2, certify=0.0, clients=1))
+    new = blobs(dataclasses.replace(BLOBS, seed=2, certify=0.0, clients=3))
     own = federation(
         PFedBayes(), shards=dataclasses.replace(new, train=new.test, test=new.validation, validation=new.train)
     )
