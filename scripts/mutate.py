@@ -185,6 +185,7 @@ class Child:
         code = 99
         try:
             os.setsid()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             log = os.open(self.folder / "log", os.O_WRONLY | os.O_CREAT)
             for stream in (1, 2):
                 os.dup2(log, stream)
@@ -357,6 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(*chosen, sep="\n")
         return 0
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that children and temporary files are removed
     survivors = run_mutations(chosen, table, Results(options.results), options.processes)
     lost, total = (Counter(str(Path(each.file).parent) for each in group) for group in (survivors, chosen))
     for folder in sorted(total):

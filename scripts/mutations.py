@@ -74,7 +74,7 @@ def mutations(file: str, content: bytes) -> list[Mutation]:
     for (start, end, new), scope in sorted(set(finder.walk(ast.parse(content), None)), key=lambda each: each[0]):
         line = content[:start].count(b"\n") + 1
         column = start - content.rfind(b"\n", 0, start)
-        change = f"{' '.join(content[start:end].decode().split())} -> {' '.join(new.split())}"
+        change = f"{' '.join(content[start:end].decode().split())} -> {' '.join(new.split())}".strip()
         found.append(Mutation(file, line, column, start, end, new, lines[line - 1].strip(), change, scope))
     return found
 

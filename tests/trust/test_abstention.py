@@ -22,7 +22,7 @@ def test_a_perfect_model_answers_everything():
 
 def test_a_model_that_is_always_wrong_answers_nothing():
     found = calibrate(torch.rand(2000), torch.ones(2000), 0.01)
-    assert (found.threshold, found.answered) == (math.inf, 0)
+    assert (found.threshold, found.answered, found.wrong) == (math.inf, 0, 0)
     assert not found.answers(torch.tensor([0.0, 1e30])).any()
     assert "abstains on everything" in found.statement()
 
@@ -82,6 +82,13 @@ def test_only_candidates_that_could_pass_share_delta(size, right):
 def test_the_statement_tells_too_few_examples_from_too_many_errors():
     for size, words in ((298, "at least 299 are needed"), (299, "no threshold keeps the error at 1.00%")):
         assert words in calibrate(torch.rand(size), torch.ones(size)).statement()
+
+
+def test_evidence_that_is_just_enough_is_enough():
+    # Two right answers under an error rate of one half have the probability 1/4.
+    assert calibrate(torch.tensor([1.0, 2.0]), torch.zeros(2), 0.5, 0.25).answered == 2
+    # In floating point, log(0.95^20) / log(0.95) exceeds 20.
+    assert [smallest_sample(target, (1 - target) ** 20) for target in (0.01, 0.05, 0.3, 0.5)] == [20] * 4
 
 
 def test_smallest_sample_is_the_first_that_suffices():

@@ -13,7 +13,15 @@ from pfedbayes.maths.intervals import binomial_upper, pac_bayes_kl, sampled_mean
 from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.methods import FedAvg, PFedBayes
 from pfedbayes.nets import Model, Net, mlp
-from pfedbayes.trust.certificate import DRAWS_IN_COMMON, DRAWS_PER_EXAMPLE, _divergence, certify
+from pfedbayes.trust import certificate
+from pfedbayes.trust.certificate import (
+    DRAWS_IN_COMMON,
+    DRAWS_PER_EXAMPLE,
+    _divergence,
+    _measure,
+    certify,
+    certify_newcomer,
+)
 
 BLOBS = DataConfig(name="blobs", clients=4, examples=200, labels_per_client=3, classes=4, features=3, certify=0.5)
 
@@ -68,11 +76,52 @@ def test_the_least_bound_is_taken_and_the_prior_itself_is_a_candidate(ours, cert
         assert (one.kl == 0) == (one.zeta is None)
 
 
+def test_errors_are_shares_of_single_draws_and_of_their_average(ours):
+    rows = ours.shards.certify[1]
+    x, y = ours.shards.x[rows], ours.shards.y[rows]
+    outputs = ours.predict("personal", 1, x, 7, 1, sampling="activations")
+    found = _measure(ours, 1, 1, rows, 7)
+    assert found.gibbs == pytest.approx(float((outputs.argmax(-1) != y).double().mean()))
+    assert found.mc == pytest.approx(float((outputs.softmax(-1).mean(0).argmax(-1) != y).double().mean()))
+    assert (found.size, 0 < found.mc < found.gibbs < 1) == (80, True)
+
+
 def test_newcomers_are_certified_on_all_their_data_from_the_shared_model(ours):
     new = blobs(dataclasses.replace(BLOBS, seed=2, certify=0.0, clients=2))
     for one in certify(ours, new, steps=20):
         assert (one.prior, one.certified.size) == ("shared", 159)
         assert one.bound < 1
+
+
+def test_a_newcomer_that_has_trained_is_certified_on_all_its_rows(ours):
+    new = blobs(dataclasses.replace(BLOBS, seed=2, certify=0.0, validation=0.2, clients=1))
+    prior = prior_of(ours, "shared")
+    joined = personalise(prior, new, steps=5, zeta=3.0)
+    one = certify_newcomer(prior, joined, ours.shards)
+    assert (one.client, one.seed, one.prior, one.zeta, one.delta) == ("client 0", 1, "shared", 3.0, 0.05)
+    assert (one.certified.size, one.test, one.draws) == (198, None, DRAWS_PER_EXAMPLE)
+    assert one.kl == pytest.approx(_divergence(joined, personalise(prior, new, steps=0), 0, 0))
+    gibbs = sampled_mean_upper(one.certified.gibbs, 20 * 198, 0.01)
+    assert one.bound == pytest.approx(pac_bayes_kl(gibbs, one.kl, 198, 0.04))
+    assert torch.equal(one.posterior, joined.personal_state(0).q)
+    assert certify_newcomer(prior, joined, None) == one
+    # Even one example of the run, and be it among the newcomer's test data, spoils the certificate.
+    known = dataclasses.replace(new, train=new.test, test=(new.train[0][:0],), validation=(new.train[0][:0],))
+    with pytest.raises(UserError, match=f"{len(new.test[0])} of 198 examples of client 0 are in the training data"):
+        certify_newcomer(prior, joined, known)
+
+
+def test_by_default_two_posteriors_of_100_steps_compete_with_the_prior(ours, monkeypatch):
+    trained_with = []
+
+    def noted(prior, shards, steps, zeta=None):
+        trained_with.append((steps, zeta))
+        return personalise(prior, shards, min(steps, 1), zeta)
+
+    monkeypatch.setattr(certificate, "personalise", noted)
+    certify(ours)
+    assert trained_with == [(0, None), (100, 10.0), (100, 30.0)]
+    assert (DRAWS_PER_EXAMPLE, DRAWS_IN_COMMON) == (20, 1000)
 
 
 def test_the_bound_holds_on_test_data(ours, certificates):
