@@ -26,6 +26,7 @@ from pfedbayes.maths.metrics import (
     ece,
     entropy,
     log_average,
+    log_label_prior,
     mutual_information,
     nll,
     reliability,
@@ -150,6 +151,12 @@ def test_adaptive_ece_by_hand(logits, probs, y):
     assert float(adaptive_ece(log_average(logits), y)) == pytest.approx(total / 500)
 
 
+def test_adaptive_ece_of_many_models_is_that_of_each():
+    log_probs, y = randn(2, 40, 3).log_softmax(-1), torch.arange(80).view(2, 40) % 3
+    together = adaptive_ece(log_probs, y)
+    assert_close(together, torch.stack([adaptive_ece(*each) for each in zip(log_probs, y, strict=True)]))
+
+
 def test_adaptive_ece_of_few_examples_is_their_mean_gap():
     log_probs = torch.tensor([[0.9, 0.1], [0.4, 0.6]]).log()
     assert float(adaptive_ece(log_probs, torch.tensor([0, 0]))) == pytest.approx((0.1 + 0.6) / 2)
@@ -223,6 +230,22 @@ def test_temperatures_of_many_models_at_once():
     together = temperature(log_probs, y)
     assert_close(together, torch.stack([temperature(log_probs[k], y[k]) for k in range(3)]))
     assert_close(tempered(log_probs, together)[1], tempered(log_probs[1], together[1]))
+
+
+def test_temperature_stays_within_its_range():
+    log_probs = torch.tensor([[0.02, 0.0], [0.0, 0.02]]).double().log_softmax(-1)
+    assert float(temperature(log_probs, torch.tensor([0, 1]))) == pytest.approx(1 / 64)  # all right: be surer
+    assert float(temperature(log_probs, torch.tensor([1, 0]))) == pytest.approx(64)  # all wrong: be unsure
+
+
+def test_a_probability_above_one_by_rounding_is_in_the_last_bin():
+    sums = reliability(torch.tensor([[1e-6, -20.0], [math.log(0.04), math.log(0.03)]]), torch.tensor([0, 0]))
+    assert sums.total.tolist() == [1.0] + [0.0] * 13 + [1.0]
+
+
+def test_label_prior_smooths_the_counts_by_half_an_example():
+    expected = torch.tensor([3.5, 0.5, 1.5]) / 5.5
+    assert_close(log_label_prior(torch.tensor([3.0, 0.0, 1.0])).exp(), expected)
 
 
 def test_doubt_splits_the_entropy(logits):

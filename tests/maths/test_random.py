@@ -74,7 +74,9 @@ def test_a_draw_neither_reads_nor_moves_the_global_generator():
 
 
 @pytest.mark.parametrize("count", [50, 40_000])  # few are drawn in turn, many by several threads
-def test_stacked_draws_equal_separate_ones(count):
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_stacked_draws_equal_separate_ones(count, threads):
+    torch.set_num_threads(threads)
     out = normals((2, count), [7, 8, 7], torch.float32, CPU)
     assert torch.equal(out[1], normal((2, count), 8, torch.float32, CPU))
     assert torch.equal(out[0], out[2])
