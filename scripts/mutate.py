@@ -296,7 +296,7 @@ def tests_for(mutation: Mutation, tests: dict[str, Any]) -> tuple[list[str], flo
         for name, each in tests.items()
         if not mutation.scope or any(file == mutation.file and first <= line <= last for file, line in each["calls"])
     }
-    return sorted(calls, key=lambda name: calls[name]), 30 + 3 * sum(calls.values())
+    return sorted(calls, key=lambda name: calls[name]), 10 + 3 * sum(calls.values())
 
 
 def run_mutations(chosen: Sequence[Mutation], table: Table, results: Results, processes: int) -> list[Mutation]:

@@ -75,6 +75,28 @@ class TestTraining:
         with pytest.raises(ValueError, match=field):
             Training(**{field: value})
 
+    def test_defaults(self):
+        assert dataclasses.asdict(Training()) == {
+            "rounds": 200,
+            "local_steps": 20,
+            "batch_size": 100,
+            "participants": None,
+            "train": None,
+            "evaluate_every": 10,
+            "evaluate_window": None,
+            "seed": 1,
+            "flip": False,
+            "shift": 0,
+            "server_optimizer": "none",
+            "server_rate": 1.0,
+            "server_momentum": 0.9,
+            "patience": None,
+        }
+
+    def test_a_window_of_one_round_is_one(self):
+        training = Training(rounds=9, evaluate_every=9, evaluate_window=(1, 1))
+        assert [round for round in range(1, 10) if training.evaluates(round)] == [1, 9]
+
     def test_window_holds_both_ends(self):
         training = Training(rounds=1000, evaluate_every=600, evaluate_window=(700, 800))
         evaluated = [round for round in range(1, 1001) if training.evaluates(round)]

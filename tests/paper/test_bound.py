@@ -11,7 +11,7 @@ import pytest
 
 from pfedbayes.errors import UserError
 from pfedbayes.paper import theory
-from pfedbayes.paper.bound import explain, read_case
+from pfedbayes.paper.bound import explain, read_case, terms
 from pfedbayes.paper.theory import Constants, Setting
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -107,6 +107,31 @@ class TestCase:
     def test_what_it_is_not_about_is_refused(self, tmp_path, text, words):
         with pytest.raises(UserError, match=words):
             read_case(experiment_file(tmp_path, text))
+
+
+def test_the_table_holds_every_quantity_of_section_3_in_the_papers_order():
+    s = Setting(5000, 2, 9, 3, 2, 1.5, 4.0, 2.0, 2.5, Constants(C=0.5, delta=2.0))
+    table = terms(s)
+    assert [(term.letter, term.equation) for term in table] == [
+        ("T", ""), ("A", "(10)"), ("σ_n", "(9)"), ("r_n", "(11)"), ("ξ_n", "(21)"), ("ε_n²", "(13)"),
+        ("Lemma 1", "(18)"), ("Lemma 2", "(19)"), ("Theorem 1", "(20)"), ("T", "Sec. 3"), ("", "(25)"), ("", "(22)"),
+    ]  # fmt: skip
+    assert {term.name: term.value for term in table} == {
+        "num_params": s.num_params,
+        "scale_a": theory.scale_a(s),
+        "sigma_n": theory.sigma_n_squared(s) ** 0.5,
+        "r_n": theory.r_n(s),
+        "xi_n": theory.xi_n(s),
+        "epsilon_n_squared": theory.epsilon_n(s) ** 2,
+        "lemma1": theory.lemma1(s, 0.0),
+        "lemma2": theory.lemma2(s),
+        "theorem1": theory.theorem1(s),
+        "chosen_num_params": theory.chosen_num_params(s),
+        "minimax_rate": theory.minimax_rate(s),
+        "convergence_rate": theory.convergence_rate(s),
+    }
+    exponent = -2 * s.smoothness / (2 * s.smoothness + s.d)
+    assert f"n^{exponent:.3g}" in table[10].meaning
 
 
 class TestExplain:
