@@ -58,6 +58,8 @@ class Contender:
     """Whether it must compute the same as the first contender of its section."""
     beside: str | None = None
     """The contender that its ratio refers to; None: the first."""
+    tree: Path = ROOT
+    """The work tree whose code it runs."""
 
     @property
     def missing(self) -> bool:
@@ -108,7 +110,8 @@ class Worker:
     def __init__(self, contender: Contender, folder: Path) -> None:
         self.contender, self.memory_mb, self.tf32 = contender, 0.0, False
         spec = {"kind": contender.kind, "work": dataclasses.asdict(contender.work), "options": contender.options}
-        paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+        tree = contender.tree
+        paths = [str(tree / "src"), str(tree), os.environ.get("PYTHONPATH", "")]
         home = {"FLWR_HOME": str(folder / "flwr"), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         self._errors = folder / f"{contender.name}.txt".replace("/", " ")
         with self._errors.open("w") as errors:
@@ -119,6 +122,7 @@ class Worker:
                 stderr=errors,
                 text=True,
                 env=os.environ | ENVIRONMENT | home,
+                cwd=tree,  # python -m looks into the working directory first
             )
 
     def __enter__(self) -> Self:

@@ -26,9 +26,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pfedbayes import report, runs
+from pfedbayes.files.typed import from_json, to_json
 from pfedbayes.report import charts
 from pfedbayes.report.charts import Figure
-from pfedbayes.runs.typed_json import from_json, to_json
 
 ROOT = Path(__file__).parents[1]
 TEMPLATES = ROOT / "scripts" / "pages"

@@ -1,14 +1,21 @@
 """Errors that the user can fix."""
 
 import difflib
+import re
 from collections.abc import Iterable
+
+_LONG_WORD = re.compile(r"(\S{200})\S{200,}(\S{100})")
 
 
 class UserError(Exception):
     """An error that the user can fix: one line with the cause and the remedy.
 
-    The command line prints it and exits with code 2.
+    The command line prints it and exits with code 2. It may quote paths and contents of files: characters that do not
+    print are escaped, and very long words are shortened.
     """
+
+    def __init__(self, message: object) -> None:
+        super().__init__(_LONG_WORD.sub(r"\1…\2", printable(str(message))))
 
 
 class Diverged(UserError):
@@ -18,5 +25,16 @@ class Diverged(UserError):
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Return a hint: the most similar valid name, or all valid names."""
     names = sorted(valid)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"valid are {', '.join(names)}"
+
+
+def printable(text: str) -> str:
+    """Return a text in which line breaks, control characters and halves of surrogate pairs are escaped."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
+def one_line(message: object, longest: int = 200) -> str:
+    """Return the first line of a message, cut to a length."""
+    first = (str(message).splitlines() or [""])[0]
+    return printable(first if len(first) <= longest else first[: longest - 1] + "…")

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from benchmarks import race
 from command_line import SMALL, log_without_times, pfedbayes, start
 from pfedbayes import runs
+from pfedbayes.files.checksums import dump_json
 from pfedbayes.runs.execute import execute
 from pfedbayes.runs.experiment import read_experiment
 
@@ -240,7 +241,7 @@ def test_a_run_of_a_gpu_is_not_resumed_without_one(tmp_path):
     assert pfedbayes("run", *SMALL, "--out", "a", cwd=tmp_path).returncode == 0
     info = json.loads((tmp_path / "a" / runs.INFO).read_text())
     info["plan"]["device"] = "cuda"
-    (tmp_path / "a" / runs.INFO).write_text(json.dumps(info))
+    (tmp_path / "a" / runs.INFO).write_text(dump_json(info))
     done = pfedbayes("run", "--resume", "--out", "a", cwd=tmp_path)
     assert done.returncode == 2
     assert "was run on a GPU" in done.stderr.splitlines()[-1]

@@ -11,11 +11,11 @@ import pfedbayes
 from federations import FEW, federation, make_model, make_shards, model_for, trained
 from pfedbayes import runs
 from pfedbayes.data import load_shards
-from pfedbayes.engine import tensor_files
 from pfedbayes.engine.plan import Plan
 from pfedbayes.engine.population import DevicePopulation
 from pfedbayes.engine.population import choose as choose_module
 from pfedbayes.errors import UserError
+from pfedbayes.files import tensors as tensor_files
 from pfedbayes.methods import FedAvg, FedRep, PFedBayes
 from pfedbayes.nets import mlp
 from pfedbayes.runs.estimate import Cost, estimate

@@ -57,7 +57,9 @@ def here(tmp_path, monkeypatch):
 def test_it_is_trained_and_comes_back(here):
     experiment = read_experiment(None, [*BLOBS, "net.name=my_nets:MyNet", "net.width=7", "net.deep=true"])
     list(execute(experiment, here / "run", [1]))
-    back = pfedbayes.load(here / "run")
+    with pytest.raises(UserError, match=r"names code for its network \('my_nets:MyNet'\).*add --trust-module"):
+        pfedbayes.load(here / "run")
+    back = pfedbayes.load(here / "run", trust_module=True)
     assert [tuple(shape) for shape in back.model.net.shapes][::2] == [(7, 4), (7, 7), (10, 7)]
     assert str(here) not in sys.path
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pfedbayes.files.typed import from_json
 from pfedbayes.runs import CONFIG, RoundRecord, Run, RunInfo, Summary, Writer
 from pfedbayes.runs.config import to_toml
-from pfedbayes.runs.typed_json import from_json
 
 
 def _scores(rng: np.random.Generator, task: str, seeds: int, clients: int, quality: float) -> dict[str, Any]:

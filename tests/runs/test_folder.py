@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,12 +10,16 @@ import torch
 from pfedbayes import runs
 from pfedbayes.engine.plan import Plan
 from pfedbayes.errors import UserError
+from pfedbayes.files.checksums import dump_json
 from pfedbayes.methods import FedAvg
+from pfedbayes.runs import folder
+from pfedbayes.runs.schema import UNCHECKED_FORMAT
 
 LINE = '{"round": 1, "seconds": 0.5, "personal": null, "shared": null}\n'
-# run.json without the fields that later versions have added.
+CHECKED_LINE = dump_json(json.loads(LINE))
+# run.json without a checksum and the fields that later versions have added.
 EARLY = {
-    "format": runs.FORMAT, "version": "0.1.0", "commit": None, "created": "2026-01-01T12:00:00+00:00",
+    "format": UNCHECKED_FORMAT, "version": "0.1.0", "commit": None, "created": "2026-01-01T12:00:00+00:00",
     "hardware": {"device": "cpu", "cpu": "Some CPU", "cores": 2, "memory_gb": 23, "gpu": None, "torch": "2",
                  "python": "3"},
     "plan": {"over": "vmap", "threads": 2}, "seeds": [1], "clients": ["a", "b"], "train_sizes": [3, 4],
@@ -36,7 +41,7 @@ def test_a_checkpoint_reads_back_to_the_last_bit(writer):
     writer.checkpoint(tensors, round=7, seconds=1.25)
     back = runs.read_checkpoint(writer.folder)
     assert (back.round, back.seconds) == (7, 1.25)
-    assert back.log_bytes == len(LINE)
+    assert back.log_bytes == len(CHECKED_LINE)
     assert back.tensors.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert torch.equal(back.tensors[name], tensor)
@@ -47,7 +52,7 @@ def test_the_log_is_cut_back_to_the_checkpoint(writer):
     writer.checkpoint({"a": torch.zeros(1)}, round=1, seconds=0.0)
     writer.append(runs.RoundRecord(2, 1.0))
     writer.truncate_log(runs.read_checkpoint(writer.folder).log_bytes)
-    assert (writer.folder / runs.LOG).read_text() == LINE
+    assert (writer.folder / runs.LOG).read_text() == CHECKED_LINE
 
 
 def test_a_folder_has_one_writer(writer):
@@ -86,8 +91,8 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_behind(writer, mon
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs the device that is always full")  # noqa: PTH110
-def test_a_full_disk_is_one_clear_line(writer):
-    (writer.folder / runs.LOG).symlink_to("/dev/full")
+def test_a_full_disk_is_one_clear_line(writer, monkeypatch):
+    monkeypatch.setattr(folder, "open_to_write", lambda _: os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb"))
     with pytest.raises(UserError, match=r"No space left on device.*intact.*--resume"):
         writer.append(runs.RoundRecord(1, 0.5))
 
@@ -133,7 +138,7 @@ def test_a_run_on_flower_has_a_plan_of_nodes_and_an_experiment_without_data(tmp_
 @pytest.mark.parametrize(
     ("info", "words"),
     [
-        ('{"format": 99, "version": "9.9"}', "format 99, not 1: read it with pfedbayes 9.9"),
+        ('{"format": 99, "version": "9.9"}', "format 99, not 2: read it with pfedbayes 9.9"),
         ("{", "run.json is damaged"),
     ],
 )
@@ -153,9 +158,13 @@ def test_a_folder_of_another_format_or_damaged_is_named(tmp_path, info, words):
         (runs.INFO, EARLY | {"seeds": "1"}, "run.json is damaged (seeds is '1', not a list)"),
         (runs.INFO, EARLY | {"hardware": {"device": 3}}, "run.json is damaged (hardware.device is 3, not a text)"),
         (runs.SUMMARY, {"rounds": 7, "seconds": None, "estimator": "mean"}, "(seconds is None, not a number)"),
-        (runs.LOG, {"round": 1, "seconds": 0.5, "personal": {"mean": {"nll": [["x"]]}}}, "rounds.jsonl, line 1"),
+        (
+            runs.LOG,
+            {"round": 1, "seconds": 0.5, "personal": {"mean": {"nll": [["x"]]}}},
+            "rounds.jsonl is damaged (line 1: ",
+        ),
         (runs.LOG, {"round": 1, "seconds": 0.5, "personal": {"mean": {"nll": [["x"]]}}}, "personal.mean.nll[0][0]"),
-        (runs.JOURNAL, {"round": 1}, "federation.jsonl, line 1 is damaged (attempt is missing)"),
+        (runs.JOURNAL, {"round": 1}, "federation.jsonl is damaged (line 1: attempt is missing)"),
     ],
 )
 def test_a_missing_or_wrong_field_is_named_with_its_file(tmp_path, name, content, words):
@@ -164,7 +173,7 @@ def test_a_missing_or_wrong_field_is_named_with_its_file(tmp_path, name, content
     with pytest.raises(UserError) as caught:
         runs.read_run(tmp_path)
     assert words in str(caught.value)
-    assert str(caught.value).endswith(": start the run again in a new folder")
+    assert str(caught.value).endswith("start the run again in a new folder")
     assert "\n" not in str(caught.value)
 
 
@@ -176,3 +185,98 @@ def test_a_foreign_folder_and_a_damaged_state_are_named(tmp_path):
     with pytest.raises(UserError, match="is damaged"):
         runs.read_checkpoint(tmp_path)
     assert runs.read_checkpoint(tmp_path / "elsewhere") is None
+
+
+def whole_folder(writer):
+    """A folder in the present format, with a log of one line."""
+    write_folder(writer.folder, dump_json(EARLY | {"format": runs.FORMAT}))
+    writer.append(runs.RoundRecord(1, 0.5))
+    writer.checkpoint({"a": torch.arange(40.0)}, round=1, seconds=0.0)
+    writer.write_summary(runs.Summary(rounds=1, seconds=0.5, estimator="mean"))
+    return writer.folder
+
+
+@pytest.mark.parametrize("name", [runs.INFO, runs.LOG, runs.SUMMARY, runs.STATE])
+def test_every_flipped_bit_is_noticed(writer, name):
+    path = whole_folder(writer) / name
+    content = path.read_bytes()
+    for position in range(0, len(content), max(1, len(content) // 150)):
+        path.write_bytes(content[:position] + bytes([content[position] ^ 1 << position % 8]) + content[position + 1 :])
+        if name == runs.LOG and path.read_bytes()[-1:] != b"\n":
+            continue  # a last line without an end was cut short by a kill, which is no damage
+        if path.read_bytes().split() == content.split():
+            continue  # another kind of white space
+        with pytest.raises(UserError, match=name) as caught:
+            runs.read_checkpoint(writer.folder) if name == runs.STATE else runs.read_run(writer.folder)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [runs.INFO, runs.LOG, runs.SUMMARY])
+def test_a_checksum_may_not_be_missing(writer, name):
+    path = whole_folder(writer) / name
+    content = json.loads(path.read_text())
+    del content["checksum"]
+    path.write_text(json.dumps(content) + "\n")
+    with pytest.raises(UserError, match="its checksum is missing"):
+        runs.read_run(writer.folder)
+
+
+def test_a_folder_without_checksums_is_read_with_a_note(tmp_path, caplog):
+    runs.read_info(write_folder(tmp_path, EARLY))
+    runs.read_info(tmp_path)
+    (note,) = caplog.messages
+    assert "earlier version, without checksums" in note
+
+
+@pytest.mark.parametrize("name", [runs.CONFIG, runs.INFO, runs.LOG, runs.SUMMARY, runs.STATE])
+def test_links_inside_a_folder_are_not_followed(writer, tmp_path, name):
+    path = whole_folder(writer) / name
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=f"{name}.*symbolic link"):
+        runs.read_checkpoint(writer.folder) if name == runs.STATE else runs.read_run(writer.folder)
+
+
+def test_a_folder_may_itself_be_a_link(writer, tmp_path):
+    whole_folder(writer)
+    (tmp_path / "link").symlink_to(writer.folder)
+    assert runs.read_run(tmp_path / "link").summary.rounds == 1
+
+
+def test_a_linked_lock_or_log_is_not_written_to(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(victim)
+    with pytest.raises(UserError, match="cannot write to"):
+        runs.Writer(tmp_path / "run")
+    (tmp_path / "run" / ".lock").unlink()
+    (tmp_path / "run" / runs.LOG).symlink_to(victim)
+    writer = runs.Writer(tmp_path / "run")
+    with pytest.raises(UserError, match="cannot write to"):
+        writer.append(runs.RoundRecord(1, 0.5))
+    writer.close()
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir], ids=["pipe", "folder"])
+def test_what_is_no_file_is_refused_without_waiting(writer, make):
+    (whole_folder(writer) / runs.SUMMARY).unlink()
+    make(writer.folder / runs.SUMMARY)
+    with pytest.raises(UserError, match=f"{runs.SUMMARY} \\(it is not a file"):
+        runs.read_run(writer.folder)
+
+
+@pytest.mark.parametrize("content", ["[]", "7", '"text"', "[" * 100_000, '{"a":' * 100_000, "9" * 5000, "NaN", ""])
+def test_other_json_is_one_clear_line(writer, content):
+    (whole_folder(writer) / runs.INFO).write_text(content)
+    with pytest.raises(UserError, match=r"run\.json is damaged \(") as caught:
+        runs.read_info(writer.folder)
+    assert len(str(caught.value)) < 600
+
+
+def test_a_log_is_never_longer_than_it_was(writer):
+    whole_folder(writer)
+    with pytest.raises(UserError, match="shorter than the last checkpoint says"):
+        writer.truncate_log(10_000)
+    assert b"\0" not in (writer.folder / runs.LOG).read_bytes()

@@ -8,6 +8,7 @@ from blobs import BLOBS, same_bits
 import pfedbayes
 from federations import federation, make_shards, model_for, trained
 from pfedbayes.errors import UserError
+from pfedbayes.files.checksums import dump_json
 from pfedbayes.methods import FedAvg, PFedBayes
 from pfedbayes.runs.execute import execute
 from pfedbayes.runs.experiment import read_experiment
@@ -46,5 +47,5 @@ def test_a_run_of_a_gpu_can_be_loaded_without_one(tmp_path):
     list(execute(read_experiment(None, BLOBS), tmp_path / "run", [1], device="cpu"))
     info = json.loads((tmp_path / "run" / "run.json").read_text())
     info["plan"] |= {"device": "cuda", "threads": None, "graph": True, "noise": "philox"}
-    (tmp_path / "run" / "run.json").write_text(json.dumps(info))
+    (tmp_path / "run" / "run.json").write_text(dump_json(info))
     assert pfedbayes.load(tmp_path / "run", device="cpu").plan.device == "cpu"

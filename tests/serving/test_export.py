@@ -125,9 +125,13 @@ def test_a_module_of_ones_own_is_exported_by_its_name(tmp_path, monkeypatch):
         "    def forward(self, x):\n        return self.b(self.a(x).tanh())\n"
     )
     train(tmp_path, "outcome", ["patient", "cost"], net__name="residual_net:Net", net__width=4, training__rounds=2)
-    client = package.open_client(tmp_path / "outcome", "east")
+    with pytest.raises(UserError, match=r"outcome names code for its network .* add --trust-module"):
+        package.open_client(tmp_path / "outcome", "east")
+    client = package.open_client(tmp_path / "outcome", "east", trust_module=True)
     export(client, tmp_path / "east.safetensors")
-    again = package.open_client(tmp_path / "east.safetensors")
+    with pytest.raises(UserError, match=r"east\.safetensors names code for its network .* add --trust-module"):
+        package.open_client(tmp_path / "east.safetensors")
+    again = package.open_client(tmp_path / "east.safetensors", trust_module=True)
     assert client.predict("clinics.csv")["p_ill"] == pytest.approx(again.predict("clinics.csv")["p_ill"])
 
 

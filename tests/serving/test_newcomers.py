@@ -61,7 +61,7 @@ def test_a_newcomer_of_one_row_is_promised_nothing(home, tmp_path):
         (["--data", "new.csv", "--client", "north"], "is already a client of the run"),
         (["--data", "none.csv"], "none.csv does not exist"),
         (["--data", "west.csv", "--hold-out", "1"], "--hold-out is 1.0"),
-        (["--data", "west.csv", "--client", "a/b"], "cannot be part of a file name"),
+        (["--data", "west.csv", "--client", "a/b"], "cannot be a file name"),
         (["--data", "west.csv", "-o", "west.csv"], "does not end in .safetensors"),
     ],
 )

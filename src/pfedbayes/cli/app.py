@@ -29,6 +29,7 @@ COMMANDS: list[Callable[..., None]] = [
     sweeping.sweep,
     assessing.certify,
     assessing.uncertainty,
+    assessing.verify,
     serving.predict,
     serving.personalize,
     serving.export,

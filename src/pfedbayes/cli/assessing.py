@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pfedbayes.cli.common import Device
+from pfedbayes.cli.common import Device, TrustModule
+from pfedbayes.errors import UserError, printable
 
 
 def certify(
@@ -23,6 +24,7 @@ def certify(
         int | None, typer.Option(min=1, help="Weight draws per example. Default: 20, or 1000 for convolutions.")
     ] = None,
     device: Device = "auto",
+    trust_module: TrustModule = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the certificates as JSON.")] = False,
 ) -> None:
     """Certify an upper bound on the error of every personal model.
@@ -35,7 +37,7 @@ def certify(
     """
     from pfedbayes.serving.certificates import CERTIFICATES, POSTERIORS, certify_run
 
-    certificates = certify_run(folder, device, delta=delta, steps=steps, draws=draws)
+    certificates = certify_run(folder, device, trust_module, delta=delta, steps=steps, draws=draws)
     if as_json:
         typer.echo(json.dumps([certificate.as_json() for certificate in certificates]))
         return
@@ -62,6 +64,7 @@ def uncertainty(
     samples: Annotated[int, typer.Option(min=1, help="Weight draws averaged in a prediction.")] = 10,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the out-of-distribution data sets.")] = None,
     device: Device = "auto",
+    trust_module: TrustModule = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores of single clients as JSON.")] = False,
 ) -> None:
     """Compare the uncertainty of runs: calibration and detection of out-of-distribution inputs.
@@ -77,7 +80,7 @@ def uncertainty(
     for folder in folders:
         data = runs.read_run(folder).experiment.data
         others = other_set(data.name, data_dir or data.dir)
-        results[str(folder)] = assess(saving.load(folder, device=device), samples, others)
+        results[str(folder)] = assess(saving.load(folder, device=device, trust_module=trust_module), samples, others)
     if as_json:
         typer.echo(json.dumps(results))
         return
@@ -91,3 +94,26 @@ def uncertainty(
         Console().print(table)
     for name, meaning in NAMES.items():
         typer.echo(f"{name}: {meaning}")
+
+
+def verify(
+    path: Annotated[Path, typer.Argument(metavar="DIR|FILE", help="A run folder, a node's state folder, or a file.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as a JSON object on the last line.")
+    ] = False,
+) -> None:
+    """Check files for damage: compare each one with the checksum inside it.
+
+    A checksum detects damage, such as a failing disk or an incomplete copy. It does not show who wrote a file.
+    """
+    from pfedbayes.runs.verify import verify as check
+
+    checks = []
+    for found in check(path):
+        checks.append(found)
+        typer.echo(f"{found.verdict:<11}  {printable(str(found.path))}")
+    if as_json:
+        typer.echo(json.dumps({str(found.path): found.verdict for found in checks}))
+    damaged = [found for found in checks if found.verdict == "damaged"]
+    if damaged:
+        raise UserError(f"{len(damaged)} of {len(checks)} checks failed: {damaged[0].reason}")

@@ -15,6 +15,12 @@ INTERRUPTED = 130  # exit code after Ctrl-C or SIGTERM
 
 TrainingDevice = Annotated[str, typer.Option(help="auto, cpu or cuda. auto uses a GPU if there is one.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+TrustModule = Annotated[
+    bool,
+    typer.Option(
+        "--trust-module", help="Import the code that the file or folder names for its network. It can do anything."
+    ),
+]
 DataDir = Annotated[Path | None, typer.Option(help="Folder of the data sets, if it is not one of the default folders.")]
 
 

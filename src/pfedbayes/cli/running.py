@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from pfedbayes.cli.common import INTERRUPTED, DataDir, TrainingDevice, escape, interruptible
+from pfedbayes.cli.common import INTERRUPTED, DataDir, TrainingDevice, TrustModule, escape, interruptible
 from pfedbayes.cli.output import describe_data, print_table, print_window, progress, show_data, show_download
 from pfedbayes.errors import UserError
 
@@ -63,6 +63,7 @@ def run(
         bool,
         typer.Option("--dry-run", help="Print the resolved config and an estimate of time and memory, then exit."),
     ] = False,
+    trust_module: TrustModule = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as a JSON object on the last line.")
     ] = False,
@@ -82,7 +83,9 @@ def run(
     pfedbayes run --resume --out runs/DIR                resume an interrupted run
     """
     from pfedbayes import runs
+    from pfedbayes.nets.import_path import refuse_untrusted
     from pfedbayes.report import describe, tables, write
+    from pfedbayes.runs.config import parse_override
     from pfedbayes.runs.execute import execute
     from pfedbayes.runs.experiment import from_sections, read_experiment
 
@@ -95,10 +98,12 @@ def run(
         *(settings or []),
     ]
     if resume and experiment is None and out is not None and (out / runs.INFO).exists():
-        previous = runs.read_run(out)
+        previous = runs.read_run(out, log_bytes=0)
         if previous.info.federation is not None:
             raise UserError(f"{out} was made on Flower: start the app again with flwr run to resume it")
         setup = from_sections(previous.sections, overrides)
+        named = any(parse_override(text)[:2] == ("net", "name") for text in overrides)
+        refuse_untrusted(setup.net.name, out, trust_module or named)
         numbers = previous.info.seeds if seeds is None else None
     else:
         setup = read_experiment(experiment, overrides)
@@ -115,13 +120,15 @@ def run(
     rounds = execute(
         setup, folder, numbers, device, resume, data_dir, show_download(console), partial(show_data, console)
     )
+    interrupted = False
     with interruptible() as stop, progress(console, folder, setup.training.rounds) as show:
         for step in rounds:
             show(step)
             if stop and step.round < step.rounds:
                 rounds.close()
+                interrupted = True
                 break
-    if stop and not (folder / runs.SUMMARY).exists():
+    if interrupted:
         console.print(f"stopped after round {step.round}; resume with: pfedbayes run --resume --out {folder}")
         raise typer.Exit(INTERRUPTED)
 

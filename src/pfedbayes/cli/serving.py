@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from pfedbayes.cli.common import Device
+from pfedbayes.cli.common import Device, TrustModule
 from pfedbayes.errors import UserError
 
 
@@ -38,6 +38,7 @@ def predict(
     ] = 0.9,
     samples: Annotated[int, typer.Option(min=1, help="Weight draws averaged in a prediction.")] = 100,
     device: Device = "auto",
+    trust_module: TrustModule = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the guarantees as a JSON object on the last line.")
     ] = False,
@@ -55,7 +56,9 @@ def predict(
     from pfedbayes.serving.client import Options, predict_file
     from pfedbayes.serving.open import open_client
 
-    predictor = open_client(source, client, shared, device).predictor(Options(samples, coverage, error, abstain_at))
+    predictor = open_client(source, client, shared, device, trust_module).predictor(
+        Options(samples, coverage, error, abstain_at)
+    )
     outcome = predict_file(predictor, rows, out)
     abstained = "" if outcome.abstained is None else f"; it abstains on {outcome.abstained:,} of them"
     where = f" → {out}" if out else ""
@@ -82,6 +85,7 @@ def personalize(
         bool, typer.Option(help="Certify a bound on its error; slow for convolutions with many rows.")
     ] = True,
     device: Device = "auto",
+    trust_module: TrustModule = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as a JSON object on the last line.")
     ] = False,
@@ -94,14 +98,16 @@ def personalize(
 
     pfedbayes predict runs/clinics-pfedbayes --client east --input new.csv
     """
+    from pfedbayes.files.writing import writing
     from pfedbayes.serving.export import export as write
     from pfedbayes.serving.newcomers import join
     from pfedbayes.serving.open import newcomer_file
 
     path = out or newcomer_file(folder, client or own_data.stem)
-    joined = join(folder, own_data, client, steps, zeta, hold_out, certificate, device)
+    joined = join(folder, own_data, client, steps, zeta, hold_out, certificate, device, trust_module)
     if out is None:
-        path.parent.mkdir(exist_ok=True)
+        with writing(path.parent):
+            path.parent.mkdir(exist_ok=True)
     write(joined.client, path)
     for line in joined.describe():
         typer.echo(line)
@@ -128,16 +134,18 @@ def export(
         float | None, typer.Option(help="Error rate of the abstention threshold in the file. Default: 0.05.")
     ] = None,
     coverage: Annotated[float, typer.Option(help="Coverage of the conformal threshold in the file.")] = 0.9,
+    trust_module: TrustModule = False,
 ) -> None:
     """Export a client's model to one file that needs neither the run nor this package.
 
     examples/load_export.py reads it with torch alone. ONNX and .pt2 files hold the mean network only, without
     uncertainty, for other programs; pfedbayes does not read them.
     """
+    from pfedbayes.files.writing import writing
     from pfedbayes.serving.client import Options
     from pfedbayes.serving.export import FORMATS
     from pfedbayes.serving.export import export as write
-    from pfedbayes.serving.open import newcomer_file, open_all, open_client
+    from pfedbayes.serving.open import file_name, open_all, open_client
 
     if onnx and torch_export:
         raise UserError("--onnx and --torch-export are two file formats: choose one")
@@ -147,13 +155,14 @@ def export(
     options = Options(coverage=coverage, error=error)
     if every_client:
         folder = out or Path()
-        folder.mkdir(parents=True, exist_ok=True)
-        for one in open_all(source):
-            path = folder / newcomer_file(Path(), str(one.name)).with_suffix(FORMATS[kind]).name
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        for one in open_all(source, trust_module=trust_module):
+            path = folder / file_name(str(one.name), FORMATS[kind], "export this run client by client, with --out")
             write(one, path, kind, options)
             typer.echo(path)
         return
-    one = open_client(source, client, shared)
-    path = out or Path(f"{one.name or 'shared'}{FORMATS[kind]}")
+    one = open_client(source, client, shared, trust_module=trust_module)
+    path = out or Path(file_name("shared" if one.name is None else one.name, FORMATS[kind], "give the file with --out"))
     write(one, path, kind, options)
     typer.echo(path)

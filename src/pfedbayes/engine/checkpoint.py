@@ -10,8 +10,8 @@ from torch import Tensor
 from pfedbayes.engine.population import FilePopulation, Population
 from pfedbayes.engine.setup import Setup
 from pfedbayes.engine.state import FederationState
-from pfedbayes.engine.tensor_files import rows_at_once
 from pfedbayes.errors import UserError
+from pfedbayes.files.tensors import rows_at_once
 from pfedbayes.maths.trees import fill, leaves, named_leaves, pick, tree_map
 from pfedbayes.methods.base import State
 

@@ -21,13 +21,13 @@ from pfedbayes.engine.population import choose_resting, make_population
 from pfedbayes.engine.round import enrolled_clients, fresh_clients, receive, train_round
 from pfedbayes.engine.setup import make_setup
 from pfedbayes.engine.state import first_state
-from pfedbayes.engine.tensor_files import Rows
 from pfedbayes.engine.training import TrainedClients, Training
 from pfedbayes.evaluation import evaluate, predict
 from pfedbayes.evaluation.client_data import ClientData
 from pfedbayes.evaluation.estimators import EstimatorSpec, EvaluationSplit, Sampling, Which
 from pfedbayes.evaluation.evaluate import Block
 from pfedbayes.evaluation.models import available_models, headline_estimator, personal_state
+from pfedbayes.files.tensors import Rows
 from pfedbayes.maths.trees import leaves, pick, stack
 from pfedbayes.methods.base import Method, State
 from pfedbayes.nets import Batch, Init, Model

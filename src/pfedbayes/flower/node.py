@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Sampling, Which
 from pfedbayes.evaluation.evaluate import evaluate
 from pfedbayes.evaluation.predict import predict
+from pfedbayes.files.typed import to_json
 from pfedbayes.flower import secure
 from pfedbayes.flower.messages import PROTOCOL, Refused, content, facts_of, from_arrays, to_arrays
 from pfedbayes.flower.settings import Settings, from_run_config, refuse_difference
@@ -37,7 +37,6 @@ from pfedbayes.methods import Method
 from pfedbayes.methods.base import State
 from pfedbayes.nets import Model
 from pfedbayes.runs.final_analysis import analyse_final_models
-from pfedbayes.runs.typed_json import to_json
 
 LoadData = Callable[[int, int], Shards]  # (client number, number of clients) -> the client's own data
 MakeModel = Callable[[Method], Model]
@@ -247,7 +246,7 @@ def _about(node: Node, task: dict[str, Any], settings: Settings) -> dict[str, An
         "federation": task["federation"],
         "client": task["client"],
         "train_size": int(node.data.sizes[0]),
-        "preprocessing": preprocessing and hashlib.sha256(preprocessing.to_json().encode()).hexdigest(),
+        "preprocessing": preprocessing and preprocessing.digest(),
         "settings": settings.identity(),
     }
 

@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from pfedbayes import runs
 from pfedbayes.errors import UserError
+from pfedbayes.files.checksums import note_unchecked
+from pfedbayes.files.reading import parse_json
+from pfedbayes.files.tensors import open_tensors, tensor_bytes
 
 LEFT = "left.json"
 SUFFIX = ".safetensors"
@@ -66,16 +67,19 @@ class StateFolder:
     def read(self, round: int) -> Generation:
         """Return the state after a round."""
         path = self.path / _name(round)
-        try:
-            with safe_open(path, framework="pt") as file:
-                about = json.loads(file.metadata()[ABOUT])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return Generation(round, about.pop("previous"), about, tensors)
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise UserError(
-                f"{path} is damaged ({error}): restore it, or remove it and start the SuperNode with older-state=true "
-                "in --node-config to continue from the round before"
-            ) from None
+        remedy = (
+            "restore it, or remove it and start the SuperNode with older-state=true in --node-config to continue from "
+            "the round before"
+        )
+        with open_tensors(path, remedy, follow=False) as file:
+            about = parse_json(file.about[ABOUT])
+            if "format" in file.about and not file.checked:
+                raise ValueError("its checksum is missing")
+            if not file.checked:
+                note_unchecked(str(self.path))
+            if not isinstance(about, dict) or type(about.get("previous")) is not int:
+                raise ValueError("it does not say which round it follows")
+            return Generation(round, about.pop("previous"), about, file.tensors())
 
     def start_of(self, round: int, last: int) -> Generation | None:
         """Return the state that a round starts from; None for a client that takes part for the first time.
@@ -102,9 +106,7 @@ class StateFolder:
     def write(self, generation: Generation) -> None:
         """Write a state, and keep the one that it was trained from."""
         about = generation.about | {"previous": generation.previous}
-        # Copies, because safetensors refuses tensors that share memory.
-        copies = {name: tensor.cpu().clone().contiguous() for name, tensor in generation.tensors.items()}
-        content = save(copies, {ABOUT: json.dumps(about)})
+        content = tensor_bytes(generation.tensors, {"format": str(runs.FORMAT), ABOUT: json.dumps(about)})
         runs.write_file(self.path / _name(generation.round), content)
         self._keep(generation.round, generation.previous)
 

@@ -19,6 +19,15 @@ def is_import_path(name: str | None) -> bool:
     return name is not None and ":" in name
 
 
+def refuse_untrusted(name: str | None, where: Path, trusted: bool) -> None:
+    """Refuse to import the code that a file or folder names, unless the user trusts its author."""
+    if is_import_path(name) and not trusted:
+        raise UserError(
+            f"{where} names code for its network ({name!r:.100}), which would run on this machine: if you trust its "
+            "author, add --trust-module (in Python trust_module=True)"
+        )
+
+
 def build_module(name: str, shape: tuple[int, ...], outputs: int, settings: Mapping[str, Any]) -> nn.Module:
     """Return the module `MyNet(shape, outputs, **settings)`, imported from the current folder first.
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
-from pfedbayes.errors import UserError
 from pfedbayes.nets import WithNoise
+
+MOST_LAYERS, MOST_SIZES, LONGEST_ARGUMENT = 1000, 8, 30
 
 # The constructor arguments of each layer, which are also its attributes.
 KNOWN: dict[type[nn.Module], tuple[str, ...]] = {
@@ -48,10 +50,40 @@ def describe(module: nn.Module) -> Layers | None:
     return [[kind.__name__, values]]
 
 
-def rebuild(layers: Layers) -> nn.Module:
-    """Return a module with these layers and new parameters; the inverse of `describe`."""
+def rebuild(layers: Layers, num_params: int, shape: tuple[int, ...], outputs: int | None) -> nn.Module:
+    """Return a module with these layers and new parameters; the inverse of `describe`.
+
+    The layers may come from a file of a stranger: raise ValueError, before any memory is allocated, unless they are
+    known ones with `num_params` parameters in all, which map inputs (n, *shape) to outputs (n, outputs).
+    """
     kinds = {kind.__name__: kind for kind in KNOWN}
-    for name, _ in layers:
-        if name not in kinds:
-            raise UserError(f"the network has an unknown layer {name!r}: read it with the version that wrote it")
-    return nn.Sequential(*(kinds[name](**arguments) for name, arguments in layers))
+    if not isinstance(layers, list) or len(layers) > MOST_LAYERS:
+        raise ValueError("the layers of the network are no list, or too many")
+    for layer in layers:
+        match layer:
+            case [str() as name, dict() as arguments] if name in kinds and set(arguments) == set(KNOWN[kinds[name]]):
+                if all(_is_argument(value) for value in arguments.values()):
+                    continue
+        raise ValueError(f"the layer {str(layer)[:80]!r} is not known")
+
+    def make() -> nn.Module:
+        return nn.Sequential(*(kinds[name](**arguments) for name, arguments in layers))
+
+    try:
+        with torch.device("meta"):  # shapes without memory
+            module = make()
+            found = tuple(module(torch.empty(2, *shape)).shape)
+    except (TypeError, ValueError, RuntimeError, ArithmeticError, IndexError, AttributeError, AssertionError) as error:
+        raise ValueError(f"its layers do not make a network: {error}") from None
+    if sum(weight.numel() for weight in module.parameters()) != num_params:
+        raise ValueError(f"its layers do not have the {num_params:,} parameters that it holds")
+    if len(found) != 2 or found[1] != (outputs or found[1]):
+        raise ValueError(f"its layers map 2 examples to shape {found}, not to (2, {outputs})")
+    return make()
+
+
+def _is_argument(value: Any) -> bool:
+    """Return whether a value is a number, a name such as "tanh", or a short list of whole numbers."""
+    if isinstance(value, list | tuple):
+        return len(value) <= MOST_SIZES and all(type(item) is int for item in value)
+    return isinstance(value, int | float | str) and len(str(value)) <= LONGEST_ARGUMENT

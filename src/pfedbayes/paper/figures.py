@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pfedbayes.files.reading import NUMBER, read_json, require_keys
 from pfedbayes.methods import METHODS
 from pfedbayes.paper.source import METHODS_OF_THE_PAPER, SIZES, Source
 from pfedbayes.report import charts
 from pfedbayes.report.charts import Figure
 from pfedbayes.report.tables import numbers, over_seeds
-from pfedbayes.runs.reading import NUMBER, read_json, require_keys
 from pfedbayes.sweep.scores import DEFAULT
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from pfedbayes.errors import UserError
+from pfedbayes.files.reading import NUMBER, Kinds, read_json, require_keys
 from pfedbayes.paper import theory
 from pfedbayes.paper.log_log_slope import Slope, errors_of, fit, slope, whole_replicates
 from pfedbayes.paper.pages import Page
 from pfedbayes.report.charts import Figure, Series, log_chart
 from pfedbayes.report.page import Table
-from pfedbayes.runs.reading import NUMBER, Kinds, read_json, require_keys
 
 Records = list[dict[str, Any]]
 Curves = dict[str, Records]  # by name

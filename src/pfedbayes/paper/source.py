@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from pfedbayes.errors import UserError
+from pfedbayes.files.reading import NUMBER, Kinds, read_json, require_keys
 from pfedbayes.report.tables import Estimate, format_estimate
 from pfedbayes.report.tables import over_seeds as estimate_over_seeds
-from pfedbayes.runs.reading import NUMBER, Kinds, read_json, require_keys
 from pfedbayes.sweep import scores
 from pfedbayes.sweep.scores import DEFAULT, Record
 

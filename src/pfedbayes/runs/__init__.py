@@ -1,11 +1,12 @@
 """Run folders: experiments, their execution, and the files that it writes."""
 
-from pfedbayes.runs.files import refuse_folder, replacing, write_file, writing
+from pfedbayes.files.writing import refuse_folder, replacing, write_file, writing
 from pfedbayes.runs.folder import (
     BEST,
     CALIBRATION,
     CLIENTS,
     CONFIG,
+    FINISHED,
     INFO,
     JOURNAL,
     LOG,
@@ -19,6 +20,7 @@ from pfedbayes.runs.folder import (
     Clock,
     Run,
     Writer,
+    open_state,
     read_checkpoint,
     read_info,
     read_run,
@@ -31,6 +33,7 @@ from pfedbayes.runs.schema import (
     JournalEntry,
     MethodInfo,
     NodesPlan,
+    Resumption,
     RoundRecord,
     RunInfo,
     Summary,
@@ -41,6 +44,7 @@ __all__ = [
     "CALIBRATION",
     "CLIENTS",
     "CONFIG",
+    "FINISHED",
     "FORMAT",
     "INFO",
     "JOURNAL",
@@ -58,6 +62,7 @@ __all__ = [
     "JournalEntry",
     "MethodInfo",
     "NodesPlan",
+    "Resumption",
     "RoundRecord",
     "Run",
     "RunInfo",
@@ -66,6 +71,7 @@ __all__ = [
     "describe_code",
     "describe_machine",
     "now",
+    "open_state",
     "read_checkpoint",
     "read_info",
     "read_run",

@@ -9,19 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from pfedbayes import runs
 from pfedbayes.data import Preprocessing, TaskShape
 from pfedbayes.engine.federation import Federation
-from pfedbayes.errors import UserError
+from pfedbayes.errors import UserError, one_line
+from pfedbayes.files.checksums import note_unchecked
+from pfedbayes.files.reading import parse_json, reading
+from pfedbayes.files.tensors import open_tensors, tensor_bytes
+from pfedbayes.files.typed import from_json, to_json
 from pfedbayes.runs.experiment import Experiment, fit_net
+from pfedbayes.runs.schema import FORMAT, UNCHECKED_FORMAT
 from pfedbayes.runs.sections import NetConfig
 from pfedbayes.trust.calibration import Scores, concatenate, score_clients
-
-FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class CalibrationRecord:
     """Whether early stopping chose the round on the same validation data."""
     scores: dict[str, list[Scores]]
     """By model, the scores of each client's validation data, for the first seed."""
+    rounds: int | None
+    """Rounds trained; None in files of early versions."""
 
     @property
     def task_shape(self) -> TaskShape:
@@ -49,8 +52,24 @@ class CalibrationRecord:
         return TaskShape(tuple(self.preprocessing.shape), classes, self.num_targets, target.deviation)
 
 
-def calibration_bytes(federation: Federation, experiment: Experiment) -> bytes:
-    """Score the models of a federation on validation data and return the content of the file."""
+@dataclass(frozen=True)
+class _About:
+    """The JSON object in the metadata."""
+
+    format: int
+    names: list[str]
+    preprocessing: str
+    num_targets: int
+    net: dict[str, Any]
+    chose_round: bool
+    rounds: int | None = None
+
+
+def calibration_bytes(federation: Federation, experiment: Experiment, rounds: int) -> bytes:
+    """Score the models of a federation on validation data and return the content of the file.
+
+    rounds: rounds trained, of which the federation may hold an earlier one.
+    """
     shards = federation.shards
     preprocessing = shards.preprocessing or Preprocessing.of_arrays(shards.x, shards.num_classes)
     sets = federation.evaluation_sets("validation", experiment.evaluation.clients)
@@ -59,16 +78,16 @@ def calibration_bytes(federation: Federation, experiment: Experiment) -> bytes:
         scores = concatenate(list(score_clients(federation, which, sets)))
         tensors |= {f"{which}.{name}": values.contiguous() for name, values in scores._asdict().items()}
     net = fit_net(experiment.net, shards, experiment.method)
-    about = {
-        "format": FORMAT,
-        "names": shards.names,
-        "preprocessing": preprocessing.to_json(),
-        "num_targets": shards.task_shape.num_targets,
-        "net": {name: value for name, value in net.section().items() if value is not None},
-        "chose_round": experiment.training.patience is not None,
-    }
-    content: bytes = save(tensors, {"run": json.dumps(about)})
-    return content
+    about = _About(
+        format=FORMAT,
+        names=list(shards.names),
+        preprocessing=preprocessing.to_json(),
+        num_targets=shards.task_shape.num_targets,
+        net={name: value for name, value in net.section().items() if value is not None},
+        chose_round=experiment.training.patience is not None,
+        rounds=rounds,
+    )
+    return tensor_bytes(tensors, {"run": json.dumps(to_json(about))})
 
 
 def read_calibration(folder: Path) -> CalibrationRecord:
@@ -78,35 +97,55 @@ def read_calibration(folder: Path) -> CalibrationRecord:
         raise UserError(f"{folder} comes from pfedbayes.save, without data: load it in Python with pfedbayes.load")
     if not path.is_file():
         raise UserError(f"{folder} is not finished: continue it with pfedbayes run --resume --out {folder}")
-    tensors, about = read_safetensors(path, "run")
-    preprocessing = Preprocessing.from_json(about["preprocessing"], str(path))
-    sizes = tensors["sizes"].tolist()
-    scores = {}
-    for which in ("personal", "shared"):
-        if f"{which}.odd" in tensors:
-            fields = [_split(tensors[f"{which}.{name}"], sizes) for name in Scores._fields]
-            scores[which] = [Scores(*parts) for parts in zip(*fields, strict=True)]
-    net = NetConfig.from_section(about["net"])
+    tensors, content = read_safetensors(path, "run", follow=False)
+    with reading(path, "finish the run again with pfedbayes run --resume"):
+        about = from_json(_About, content)
+        preprocessing = Preprocessing.from_json(about.preprocessing, str(path))
+        sizes = _sizes(tensors, len(about.names))
+        scores = {}
+        for which in ("personal", "shared"):
+            if f"{which}.odd" in tensors:
+                fields = [_split(tensors, f"{which}.{name}", sizes) for name in Scores._fields]
+                scores[which] = [Scores(*parts) for parts in zip(*fields, strict=True)]
+        net = NetConfig.from_section(about.net)
+        if about.num_targets < 1:
+            raise ValueError(f"num_targets is {about.num_targets}")
     return CalibrationRecord(
-        tuple(about["names"]), preprocessing, about["num_targets"], net, about["chose_round"], scores
+        tuple(about.names), preprocessing, about.num_targets, net, about.chose_round, scores, about.rounds
     )
 
 
-def _split(values: Tensor, sizes: list[int]) -> Sequence[Tensor]:
+def _sizes(tensors: dict[str, Tensor], clients: int) -> list[int]:
+    """Return how many scores each client has."""
+    sizes = tensors.get("sizes")
+    if sizes is None or sizes.dtype != torch.int64 or sizes.shape != (clients,) or bool((sizes < 0).any()):
+        raise ValueError("the number of scores of each client is wrong")
+    counts: list[int] = sizes.tolist()
+    return counts
+
+
+def _split(tensors: dict[str, Tensor], name: str, sizes: list[int]) -> Sequence[Tensor]:
+    values = tensors.get(name)
+    if values is None or values.dim() != 1 or len(values) not in (0, sum(sizes)) or bool(values.isnan().any()):
+        raise ValueError(f"the scores {name} do not fit")
     # A regression has no labels, so `sure` and `wrong` are empty.
     return torch.split_with_sizes(values, sizes if len(values) else [0] * len(sizes))
 
 
-def read_safetensors(path: Path, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_safetensors(path: Path, name: str, follow: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors of a file and the JSON object in its metadata field `name`."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {})[name])
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is damaged or of another kind ({error}): create it again") from None
-    if about.get("format") != FORMAT:
-        raise UserError(
-            f"{path} has format {about.get('format')}, not {FORMAT}: read it with the version that wrote it"
-        )
-    return tensors, about
+    with open_tensors(path, "create it again", "is damaged or of another kind", follow) as file:
+        if name not in file.about:
+            raise ValueError(f"it has no {name!r} in its metadata")
+        about = parse_json(file.about[name])
+        if not isinstance(about, dict):
+            raise ValueError(f"{name!r} in its metadata is no JSON object")
+        format = about.get("format")
+        if format not in (UNCHECKED_FORMAT, FORMAT):
+            shown = one_line(repr(format), 40)
+            raise UserError(f"{path} has format {shown}, not {FORMAT}: read it with the version that wrote it")
+        if format == UNCHECKED_FORMAT:
+            note_unchecked(str(path))
+        elif not file.checked:
+            raise ValueError("its checksum is missing")
+        return file.tensors(), about

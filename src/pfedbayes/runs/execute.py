@@ -19,7 +19,7 @@ from pfedbayes.runs.description import describe_federation, scored_clients
 from pfedbayes.runs.early_stopping import EarlyStopping
 from pfedbayes.runs.experiment import Experiment, build_federation
 from pfedbayes.runs.final_analysis import analyse_final_models
-from pfedbayes.runs.resume import previous_run, refuse_other_data
+from pfedbayes.runs.resume import note_resumption, previous_run, refuse_other_data
 
 CHECKPOINT_SHARE = 0.1  # at most this share of the time goes into checkpoints
 
@@ -76,7 +76,7 @@ def _execute(
     plan, checkpoint = previous_run(writer.folder, experiment, seeds, resume)
     shards = load_shards(experiment.data, data_dir, on_download)
     if plan is not None:
-        refuse_other_data(runs.read_run(writer.folder), shards)
+        refuse_other_data(runs.read_run(writer.folder, log_bytes=0), shards)
     clients_file = writer.folder / runs.CLIENTS
     federation = build_federation(experiment, shards, seeds, plan, device, clients_file=clients_file)
     try:
@@ -86,6 +86,8 @@ def _execute(
                     f"{writer.folder} is already at round {checkpoint.round}: raise training.rounds to continue"
                 )
             federation.restore(checkpoint.tensors, checkpoint.round, clients_file)
+            if (writer.folder / runs.SUMMARY).exists() and checkpoint.round < experiment.training.rounds:
+                _keep_result(writer, federation)
             checkpoint = checkpoint.release_file()
         if on_federation:
             on_federation(federation)
@@ -94,6 +96,7 @@ def _execute(
             info = describe_federation(federation, experiment.evaluation, experiment.digest(seeds))
         else:
             info = dataclasses.replace(runs.read_info(writer.folder), plan=plan)
+            info = note_resumption(info, plan.device, federation.round)
         writer.write_info(info)
         if shards.preprocessing:
             writer.write(runs.PREPROCESSING, shards.preprocessing.to_json())
@@ -104,11 +107,18 @@ def _execute(
             best = checkpoint.best if checkpoint else None
             stopping = EarlyStopping(experiment.training.patience, experiment.evaluation, best)
         checkpoint = best = None  # so that the tensors of a best round are freed when a better one comes
-        for name in (runs.SUMMARY, runs.CALIBRATION):
-            (writer.folder / name).unlink(missing_ok=True)
         yield from _train(writer, experiment, federation, plan or federation.plan, clock, stopping)
     finally:
         federation.population.close()
+
+
+def _keep_result(writer: runs.Writer, federation: Federation) -> None:
+    """Keep the result of a finished run until the extended run has one: its state, and its clients in a file."""
+    if not (writer.folder / runs.FINISHED).exists():
+        writer.keep_finished_state()
+    finished = runs.read_checkpoint(writer.folder, runs.FINISHED)
+    if finished is not None and "rows" in finished.tensors:
+        federation.population.pin(finished.tensors["rows"].tolist())
 
 
 def _train(
@@ -154,7 +164,7 @@ def _train(
         estimator=kept.headline(experiment.evaluation.samples),
         **vars(analyse_final_models(kept, experiment.evaluation)),
     )
-    writer.write(runs.CALIBRATION, calibration_bytes(kept, experiment))
+    writer.write(runs.CALIBRATION, calibration_bytes(kept, experiment, federation.round))
     kept.population.close()
     writer.write_summary(summary)
 

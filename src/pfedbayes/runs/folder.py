@@ -7,6 +7,7 @@
     calibration.safetensors  how the final models did on validation data, for predictions
     preprocessing.json how inputs and targets are made from the user's own data
     clients.bin        the client states of a checkpoint, where clients rest in a file
+    finished.safetensors  the state of the last result while a finished run is extended
     summary.json       `Summary`: the result of a finished run
     report.html        the report
     federation.jsonl   on Flower: one `JournalEntry` per attempt at a round, append-only
@@ -17,35 +18,36 @@ one. On resume the log is cut back to the length that the checkpoint names.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
-import json
 import os
 import time
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from pfedbayes.engine.tensor_files import Rows, write_tensors
-from pfedbayes.errors import UserError
+from pfedbayes.errors import UserError, one_line
+from pfedbayes.files.checksums import dump_json, note_unchecked
+from pfedbayes.files.reading import parse_object, parse_toml, read_bytes, read_object, reading
+from pfedbayes.files.tensors import Rows, TensorFile, open_tensors, write_tensors
+from pfedbayes.files.typed import from_json, to_json
+from pfedbayes.files.writing import open_to_write, replacing, write_file, writing
 from pfedbayes.runs.experiment import Experiment, from_sections
-from pfedbayes.runs.files import replacing, write_file, writing
-from pfedbayes.runs.schema import FORMAT, JournalEntry, RoundRecord, RunInfo, Summary
-from pfedbayes.runs.typed_json import from_json, to_json
+from pfedbayes.runs.schema import FORMAT, UNCHECKED_FORMAT, JournalEntry, RoundRecord, RunInfo, Summary
 
 CONFIG, INFO, LOG, STATE, CLIENTS, SUMMARY, REPORT, JOURNAL = (
     "config.toml", "run.json", "rounds.jsonl", "state.safetensors", "clients.bin", "summary.json", "report.html",
     "federation.jsonl",
 )  # fmt: skip
-PREPROCESSING, CALIBRATION = "preprocessing.json", "calibration.safetensors"
+PREPROCESSING, CALIBRATION, FINISHED = "preprocessing.json", "calibration.safetensors", "finished.safetensors"
 RESUME = "; the last checkpoint is intact: resume from it with pfedbayes run --resume"
 BEST = "best."  # prefix of the tensors of the best round
 NEW_RUN = "start the run again in a new folder"
+LARGEST_LOG = 2**36  # bytes
 
 T = TypeVar("T")
 
@@ -106,78 +108,107 @@ class Checkpoint:
         return replace(self, tensors={}, best=best)
 
 
-def read_run(folder: Path) -> Run:
-    """Read a run folder, finished or not. The last line of a log may be cut short by a kill: it is left out."""
+def read_run(folder: Path, log_bytes: int | None = None) -> Run:
+    """Read a run folder, finished or not. The last line of a log may be cut short by a kill: it is left out.
+
+    log_bytes: read only this much of the log; a checkpoint names the length that belongs to it.
+
+    While a finished run is being extended, the folder still shows its last result.
+    """
     info = read_info(folder)
-    try:
-        sections = tomllib.loads((folder / CONFIG).read_text())
-    except ValueError as error:
-        raise UserError(f"{folder / CONFIG} is damaged ({error}): {NEW_RUN}") from None
-    return Run(
-        folder,
-        sections,
-        info,
-        _read_lines(folder / LOG, RoundRecord),
-        _parse(folder / SUMMARY, _read_json(folder / SUMMARY), Summary) if (folder / SUMMARY).exists() else None,
-        _read_lines(folder / JOURNAL, JournalEntry),
-    )
+    checked = info.format > UNCHECKED_FORMAT
+    with reading(folder / CONFIG, NEW_RUN):
+        sections = parse_toml(read_bytes(folder / CONFIG, follow=False).decode())
+        if not all(isinstance(values, dict) for values in sections.values()):
+            raise ValueError("it has settings outside of sections")
+    summary = None
+    if _exists(folder / SUMMARY):
+        with reading(folder / SUMMARY, NEW_RUN):
+            summary = from_json(Summary, _require_checksum(*read_object(folder / SUMMARY, follow=False), checked))
+    rounds = _read_lines(folder / LOG, RoundRecord, checked, log_bytes)
+    if summary is not None:
+        rounds = [record for record in rounds if record.round <= summary.rounds]
+    return Run(folder, sections, info, rounds, summary, _read_lines(folder / JOURNAL, JournalEntry, checked))
 
 
 def read_info(folder: Path) -> RunInfo:
     """Read run.json; refuse a folder that is not a run folder."""
-    if not (folder / INFO).is_file() or not (folder / CONFIG).is_file():
-        raise UserError(f"{folder} is not a run folder ({INFO} or {CONFIG} is missing): give the folder of a run")
+    with reading(folder, "give the folder of a run"):
+        if not (_exists(folder / INFO) and _exists(folder / CONFIG)):
+            raise UserError(f"{folder} is not a run folder ({INFO} or {CONFIG} is missing): give the folder of a run")
     path = folder / INFO
-    if not path.is_file():
-        raise UserError(f"{folder} is not a run folder ({INFO} is missing): give the folder of a run")
-    content = _read_json(path)
-    if isinstance(content, dict) and content.get("format") != FORMAT:
-        raise UserError(
-            f"{folder} has format {content.get('format')}, not {FORMAT}: read it with pfedbayes "
-            f"{content.get('version')}"
-        )
-    return _parse(path, content, RunInfo)
+    with reading(path, NEW_RUN):
+        content, checked = read_object(path, follow=False)
+        format = content.get("format")
+        if format not in (UNCHECKED_FORMAT, FORMAT):
+            raise UserError(
+                f"{folder} has format {one_line(repr(format), 40)}, not {FORMAT}: read it with pfedbayes "
+                f"{one_line(content.get('version'), 40)}"
+            )
+        if format == UNCHECKED_FORMAT:
+            note_unchecked(str(folder))
+        return from_json(RunInfo, _require_checksum(content, checked, format != UNCHECKED_FORMAT))
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): {NEW_RUN}") from None
+def _exists(path: Path) -> bool:
+    """Return whether there is a file or a link, even one that leads nowhere."""
+    return os.path.lexists(path)
 
 
-def _read_lines(path: Path, cls: type[T]) -> list[T]:
-    try:
-        text = path.read_text() if path.exists() else ""
-        contents = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): {NEW_RUN}") from None
-    return [_parse(f"{path}, line {number}", content, cls) for number, content in enumerate(contents, 1)]
+def _require_checksum(content: dict[str, Any], checked: bool, required: bool) -> dict[str, Any]:
+    if required and not checked:
+        raise ValueError("its checksum is missing")
+    return content
 
 
-def _parse(where: Path | str, content: Any, cls: type[T]) -> T:
-    try:
-        return from_json(cls, content)
-    except ValueError as error:
-        raise UserError(f"{where} is damaged ({error}): {NEW_RUN}") from None
+def _read_lines(path: Path, cls: type[T], checked: bool, length: int | None = None) -> list[T]:
+    """Read the records of a log, or of its first `length` bytes. checked: whether every line must have a checksum."""
+    content = b""
+    with reading(path, f"put back the file of this run, or {NEW_RUN}"):
+        if _exists(path):
+            content = read_bytes(path, follow=False, largest=LARGEST_LOG)
+        if length is not None:
+            if len(content) < length:
+                raise ValueError(f"it has {len(content):,} bytes, fewer than the {length:,} of the last checkpoint")
+            content = content[:length]
+            if content and not content.endswith(b"\n"):
+                raise ValueError("its line at the last checkpoint is incomplete")
+        records = []
+        for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), 1):
+            try:
+                records.append(from_json(cls, _require_checksum(*parse_object(line), checked)))
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from None
+    return records
 
 
-def read_checkpoint(folder: Path) -> Checkpoint | None:
+def read_checkpoint(folder: Path, name: str = STATE) -> Checkpoint | None:
     """Read the last checkpoint; None if the run was stopped before its first one."""
-    path = folder / STATE
-    if not path.exists():
+    path = folder / name
+    if not _exists(path):
         return None
-    try:
-        with safe_open(path, framework="pt") as file:
-            meta = file.metadata()
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        best = None
+    with open_state(path) as file:
+        meta, tensors, best = file.about, file.tensors(), None
         if "best_round" in meta:
             kept = {name.removeprefix(BEST): tensors.pop(name) for name in list(tensors) if name.startswith(BEST)}
-            best = Best(int(meta["best_round"]), float(meta["best_loss"]), kept)
-        return Checkpoint(int(meta["round"]), float(meta["seconds"]), int(meta["log_bytes"]), tensors, best)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({error}): {NEW_RUN}") from None
+            best = Best(_count(meta, "best_round"), float(meta["best_loss"]), kept)
+        return Checkpoint(_count(meta, "round"), float(meta["seconds"]), _count(meta, "log_bytes"), tensors, best)
+
+
+@contextlib.contextmanager
+def open_state(path: Path) -> Iterator[TensorFile]:
+    """Open the state file of a run folder."""
+    with open_tensors(path, NEW_RUN, follow=False) as file:
+        if "format" in file.about:
+            _require_checksum({}, file.checked, required=True)
+        yield file
+
+
+def _count(meta: Mapping[str, str], name: str) -> int:
+    value = int(meta[name])
+    if value < 0:
+        raise ValueError(f"{name} is negative")
+    return value
 
 
 class Writer:
@@ -187,7 +218,7 @@ class Writer:
         self.folder = folder
         with writing(folder, RESUME):
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = (folder / ".lock").open("w")
+            self._lock = open_to_write(folder / ".lock", os.O_WRONLY)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -207,47 +238,59 @@ class Writer:
 
     def write_info(self, info: RunInfo) -> None:
         """Write run.json."""
-        self.write(INFO, _dumps(info, indent=1))
+        self.write(INFO, dump_json(to_json(info), indent=1))
 
     def write_summary(self, summary: Summary) -> None:
         """Write summary.json, which marks the run as finished."""
-        self.write(SUMMARY, _dumps(summary, indent=1))
+        self.write(SUMMARY, dump_json(to_json(summary), indent=1))
+        (self.folder / FINISHED).unlink(missing_ok=True)
 
     def append(self, record: RoundRecord | JournalEntry) -> None:
         """Add a line to the log of its kind."""
         name = LOG if isinstance(record, RoundRecord) else JOURNAL
-        with writing(self.folder, RESUME), (self.folder / name).open("a") as file:
-            file.write(_dumps(record))
+        with writing(self.folder, RESUME), open_to_write(self.folder / name) as file:
+            file.write(dump_json(to_json(record)).encode())
 
     def cut_torn_line(self, name: str) -> None:
         """Cut off a last line that a kill or a full disk has left incomplete."""
         path = self.folder / name
         if path.exists():
-            with writing(self.folder, RESUME), path.open("rb+") as file:
+            with writing(self.folder, RESUME), open_to_write(path, os.O_RDWR) as file:
                 file.truncate(file.read().rfind(b"\n") + 1)
 
     def truncate_log(self, log_bytes: int) -> None:
         """Cut the log back to the length that a checkpoint names."""
-        with writing(self.folder, RESUME), (self.folder / LOG).open("a") as file:
+        with writing(self.folder, RESUME), open_to_write(self.folder / LOG) as file:
+            if os.fstat(file.fileno()).st_size < log_bytes:
+                raise UserError(f"{self.folder / LOG} is shorter than the last checkpoint says: put the file back")
             file.truncate(log_bytes)
+
+    def keep_finished_state(self) -> None:
+        """Keep the state of a finished run while the run is extended, so that its result stays complete."""
+        with writing(self.folder, RESUME):
+            aside = self.folder / f".{FINISHED}.part"
+            aside.unlink(missing_ok=True)
+            os.link(self.folder / STATE, aside)
+            aside.replace(self.folder / FINISHED)
 
     def checkpoint(
         self, tensors: Mapping[str, Tensor | Rows], round: int, seconds: float, best: Best | None = None
     ) -> None:
         """Save the state after a round, the length of the log and the best round so far."""
         path = self.folder / LOG
-        with writing(self.folder, RESUME), path.open("a") as file:
+        with writing(self.folder, RESUME), open_to_write(path) as file:
             os.fsync(file.fileno())
-        meta = {"round": str(round), "seconds": repr(seconds), "log_bytes": str(path.stat().st_size)}
+        meta = {
+            "format": str(FORMAT),
+            "round": str(round),
+            "seconds": repr(seconds),
+            "log_bytes": str(path.stat().st_size),
+        }
         if best:
             meta |= {"best_round": str(best.round), "best_loss": repr(best.loss)}
             tensors = {**tensors, **{BEST + name: tensor for name, tensor in best.tensors.items()}}
         with replacing(self.folder / STATE, RESUME) as file:
             write_tensors(file, tensors, meta)
-
-
-def _dumps(record: RunInfo | Summary | RoundRecord | JournalEntry, indent: int | None = None) -> str:
-    return json.dumps(to_json(record), indent=indent, allow_nan=False) + "\n"
 
 
 class Clock:

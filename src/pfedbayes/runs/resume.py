@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from pfedbayes.data import Shards
 from pfedbayes.engine.plan import Plan
 from pfedbayes.errors import UserError
 from pfedbayes.runs.experiment import Experiment
+
+log = logging.getLogger("pfedbayes")
 
 
 def previous_run(
@@ -27,7 +30,8 @@ def previous_run(
         if others := [path.name for path in folder.iterdir() if path.name not in own and path.name[0] != "."]:
             raise UserError(f"{folder} holds other files ({others[0]}, …): give an empty or a new folder with --out")
         return None, None
-    previous = runs.read_run(folder)
+    checkpoint = runs.read_checkpoint(folder)
+    previous = runs.read_run(folder, checkpoint.log_bytes if checkpoint else 0)
     if how := other_config(previous, experiment, seeds):
         raise UserError(
             f"{folder} was made by another config ({how}): give another --out, or the settings it was made with"
@@ -40,7 +44,33 @@ def previous_run(
             f"{folder} was run on a GPU and torch sees none: resume it on a machine with one, or give another --out"
         )
     resting = experiment.execution.resting or plan.resting
-    return dataclasses.replace(plan, resting=resting), runs.read_checkpoint(folder)
+    return dataclasses.replace(plan, resting=resting), checkpoint
+
+
+def note_resumption(info: runs.RunInfo, device: str, after_round: int) -> runs.RunInfo:
+    """Record that a run goes on with other code or on another machine than before, and tell the user."""
+    here = runs.Resumption(
+        after_round, runs.now(), **runs.describe_code(), hardware=runs.Hardware(device, **runs.describe_machine())
+    )
+    before = info.resumed[-1] if info.resumed else info
+    changes = [
+        f"{name} {old} instead of {new}"
+        for name, new, old in (
+            ("pfedbayes", before.version, here.version),
+            ("its source", before.source, here.source),
+            ("torch", before.hardware.torch, here.hardware.torch),
+            ("Python", before.hardware.python, here.hardware.python),
+            ("processor", before.hardware.processor, here.hardware.processor),
+        )
+        if old != new
+    ]
+    if not changes:
+        return info
+    log.warning(
+        "note: this run goes on with %s: it may differ from a run that was never interrupted; %s records the change",
+        ", ".join(changes), runs.INFO,
+    )  # fmt: skip
+    return dataclasses.replace(info, resumed=[*info.resumed, here])
 
 
 def recorded_plan(run: runs.Run) -> Plan:

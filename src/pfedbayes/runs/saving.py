@@ -10,7 +10,9 @@ from pfedbayes.data import Preprocessing, Shards, load_shards
 from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.plan import choose_device
 from pfedbayes.errors import UserError
+from pfedbayes.files.reading import read_bytes, reading
 from pfedbayes.nets import Model
+from pfedbayes.nets.import_path import refuse_untrusted
 from pfedbayes.runs.config import to_toml
 from pfedbayes.runs.description import describe_federation
 from pfedbayes.runs.experiment import build_federation, method_name
@@ -39,12 +41,18 @@ def save(federation: Federation, folder: str | Path) -> Path:
 
 
 def load(
-    folder: str | Path, shards: Shards | None = None, model: Model | None = None, device: str = "auto"
+    folder: str | Path,
+    shards: Shards | None = None,
+    model: Model | None = None,
+    device: str = "auto",
+    trust_module: bool = False,
 ) -> Federation:
     """Load the trained federation of a run folder; with early stopping, as it was after its best round.
 
     A run's data and network are built again from its config. A folder that `save` wrote has no config for them: give
     the shards and the model that the federation was trained with.
+
+    trust_module: whether to import the code that the folder names for its network; else such a folder is refused.
     """
     run = runs.read_run(Path(folder))
     plan = recorded_plan(run).on(choose_device(device))
@@ -53,6 +61,8 @@ def load(
         raise UserError(f"{folder} has no checkpoint yet: let the run train for longer")
     if run.info.digest is None and (shards is None or model is None):
         raise UserError(f"{folder} holds a federation of your own data and module: give load() its shards and model")
+    if model is None:
+        refuse_untrusted(run.experiment.net.name, run.folder, trust_module)
     if shards is None:
         shards = load_shards(run.experiment.data)
         refuse_other_data(run, shards)
@@ -65,6 +75,6 @@ def load(
 def read_preprocessing(folder: str | Path) -> Preprocessing:
     """Read how a run made inputs and targets from your own data; `data.read_inputs` applies it to new rows."""
     path = Path(folder) / runs.PREPROCESSING
-    if not path.is_file():
-        raise UserError(f"{path} is missing: give the folder of a run of your own data")
-    return Preprocessing.from_json(path.read_text(encoding="utf-8"), str(path))
+    with reading(path, "give the folder of a run of your own data"):
+        text = read_bytes(path, follow=False).decode()
+    return Preprocessing.from_json(text, str(path))

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pfedbayes.engine.plan import Plan
-from pfedbayes.runs.typed_json import OMIT_NONE
+from pfedbayes.files.typed import OMIT_NONE
 
-FORMAT = 1
+FORMAT = 2
+UNCHECKED_FORMAT = 1  # the format before: the same files without checksums
 Scores = dict[str, dict[str, list[list[float | None]]]]  # {estimator: {metric: [seed][client]}}; null: not finite
 
 
@@ -77,6 +78,21 @@ class FederationInfo:
 
 
 @dataclass(frozen=True)
+class Resumption:
+    """A change of code or machine during a run."""
+
+    after_round: int
+    """Rounds trained before the change."""
+    time: str
+    """In UTC."""
+    version: str
+    """Version of pfedbayes."""
+    commit: str | None
+    source: str | None
+    hardware: Hardware
+
+
+@dataclass(frozen=True)
 class RunInfo:
     """run.json: who ran what, where, and on which clients.
 
@@ -118,6 +134,8 @@ class RunInfo:
     """Digest of the user's own data."""
     federation: FederationInfo | None = field(default=None, metadata=OMIT_NONE)
     """Set for runs on Flower."""
+    resumed: list[Resumption] = field(default_factory=list)
+    """Where the run went on with another version of the code, of torch or of Python, or on another machine."""
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from pfedbayes.data.own.readers import optional
 from pfedbayes.errors import UserError
+from pfedbayes.files.writing import write_file
 from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.nets import Pixels
-from pfedbayes.runs.files import write_file
 from pfedbayes.serving.client import Client, Options
 from pfedbayes.serving.portable import client_bytes
 from pfedbayes.serving.tables import require_folder
@@ -83,7 +83,7 @@ def onnx_bytes(client: Client) -> bytes:
             network, (example,), input_names=["x"], output_names=[output], dynamo=True, verbose=False,
             dynamic_shapes={"x": {0: torch.export.Dim("rows")}},
         )  # fmt: skip
-    program.model.metadata_props["preprocessing"] = json.dumps(json.loads(client.preprocessing.to_json()))
+    program.model.metadata_props["preprocessing"] = json.dumps(client.preprocessing.as_object())
     content: bytes = program.model_proto.SerializeToString()
     return content
 

@@ -78,6 +78,7 @@ def join(
     hold_out: float = HOLD_OUT,
     certify: bool = True,
     device: str = "auto",
+    trust_module: bool = False,
 ) -> Joined:
     """Train a model for a newcomer from the shared model of a run.
 
@@ -85,7 +86,7 @@ def join(
 
     name: of the newcomer (default: that of the file). steps: local steps from the shared model. zeta: weight of the
     KL term (default: the run's). hold_out: share of the rows that are held out for calibration. certify: bound the
-    error of the model, which is slow for convolutional networks.
+    error of the model, which is slow for convolutional networks. trust_module: see `open_client`.
     """
     run, data = Path(run), Path(data)
     name = name or data.stem
@@ -96,7 +97,7 @@ def join(
         raise UserError(f"--hold-out is {hold_out}: give a share of at least 0 and less than 1, e.g. {HOLD_OUT}")
     if runs.read_info(run).method.name != "pfedbayes":
         raise UserError(f"{run} has no distribution over models to start from: a newcomer needs a run of pfedbayes")
-    saved = saved_models(run, record, device)
+    saved = saved_models(run, record, device, trust_module)
     prior, known = saved.shared_prior(), _training_data(run)
     shards = _newcomer(record.preprocessing, data, name, hold_out)
     joined = personalise(prior, shards, steps, zeta)

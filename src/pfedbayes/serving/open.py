@@ -9,6 +9,7 @@ from pathlib import Path
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Which
 from pfedbayes.evaluation.posterior import TrainedModel, trained_model
+from pfedbayes.files.reading import reading
 from pfedbayes.methods.base import Method
 from pfedbayes.runs import saving
 from pfedbayes.runs.calibration import CalibrationRecord, read_calibration
@@ -19,26 +20,39 @@ from pfedbayes.trust.calibration import NO_SCORES, concatenate
 
 NEWCOMERS = "newcomers"  # the subfolder of a run with the clients that joined later
 SUFFIX = ".safetensors"
+LONGEST_NAME = 200  # bytes of a client's name in a file name; most file systems allow 255 in all
 
 
-def open_client(source: str | Path, name: str | None = None, shared: bool = False, device: str = "auto") -> Client:
+def open_client(
+    source: str | Path,
+    name: str | None = None,
+    shared: bool = False,
+    device: str = "auto",
+    trust_module: bool = False,
+) -> Client:
     """Return a client of a run folder, one that joined the run later (`join`), or one in a file (`export`).
 
     name: the client; optional for the shared model and for a file. shared: return the shared model instead of the
-    client's own. If the run has several seeds, the models are those of the first.
+    client's own. If the run has several seeds, the models are those of the first. trust_module: whether to import the
+    code that a file or folder names for its network; else it is refused.
     """
     source = Path(source)
-    if source.is_file():
-        client = read_client(source, device)
+    with reading(source, "give a run folder, or the exported file of a client"):
+        is_file = source.is_file()
+    if is_file:
+        client = read_client(source, device, trust_module)
         if shared and client.which != "shared":
             raise UserError(f"{source} holds {client.title}: leave --shared out, or give the run folder")
         if name is not None and client.name not in (None, name):
             raise UserError(f"{source} is of {client.name!r} and not of {name!r}: correct --client")
         return client
     record = read_calibration(source)
-    joined = {path.stem: path for path in sorted((source / NEWCOMERS).glob(f"*{SUFFIX}"))}
-    if name in joined and not shared:
-        return read_client(joined[name], device)
+    joined = {path.stem: path for path in sorted((source / NEWCOMERS).glob(f"*{SUFFIX}")) if not path.is_symlink()}
+    if name in joined and name not in record.names and not shared:
+        newcomer = read_client(joined[name], device, trust_module)
+        if newcomer.name != name:
+            raise UserError(f"{joined[name]} is of {newcomer.name!r}: give the file the name of its client")
+        return newcomer
     if name is not None and name not in record.names and not shared:
         known = [*record.names[:20], *(["…"] if len(record.names) > 20 else []), *joined]
         raise UserError(
@@ -48,29 +62,36 @@ def open_client(source: str | Path, name: str | None = None, shared: bool = Fals
     if name is None and not shared:
         raise UserError(f"no client is given: add --client with one of {', '.join(record.names[:20])}, or --shared")
     which: Which = "shared" if shared else "personal"
-    return _client(_models(source, record, which, device), record, name, which)
+    return _client(_models(source, record, which, device, trust_module), record, name, which)
 
 
-def open_all(source: str | Path, device: str = "auto") -> Iterator[Client]:
-    """Yield the personal models of all clients that took part in a run."""
+def open_all(source: str | Path, device: str = "auto", trust_module: bool = False) -> Iterator[Client]:
+    """Yield the personal models of all clients that took part in a run; trust_module: see `open_client`."""
     record = read_calibration(Path(source))
-    models = _models(Path(source), record, "personal", device)
+    models = _models(Path(source), record, "personal", device, trust_module)
     return (_client(models, record, name, "personal") for name in record.names)
+
+
+def file_name(client: str, suffix: str, remedy: str) -> str:
+    """Return the name of a client's file. The client's name may come from a stranger: it must not name a folder."""
+    if client[:1] in ("", ".") or "/" in client or not client.isprintable() or len(client.encode()) > LONGEST_NAME:
+        raise UserError(f"{client[:80]!r} cannot be a file name: {remedy}")
+    return f"{client}{suffix}"
 
 
 def newcomer_file(run: Path, name: str) -> Path:
     """Return the file of a client that joined a run later."""
-    if not name or name[0] == "." or "/" in name or "\0" in name:
-        raise UserError(f"{name!r} cannot be part of a file name: choose another name with --client")
-    return run / NEWCOMERS / f"{name}{SUFFIX}"
+    return run / NEWCOMERS / file_name(name, SUFFIX, "choose another name with --client")
 
 
-def _models(folder: Path, record: CalibrationRecord, which: Which, device: str) -> Callable[[int], TrainedModel]:
+def _models(
+    folder: Path, record: CalibrationRecord, which: Which, device: str, trust_module: bool
+) -> Callable[[int], TrainedModel]:
     """Return a function from the number of a client to its model, or to the shared one."""
-    saved = saved_models(folder, record, device)
+    saved = saved_models(folder, record, device, trust_module)
     _require_model(saved.method, which)
     if which == "personal" and saved.method.adapts:  # such models are made from the client's training data
-        return partial(trained_model, saving.load(folder, device=device), which)
+        return partial(trained_model, saving.load(folder, device=device, trust_module=trust_module), which)
     return partial(saved.trained_model, which)
 
 
@@ -84,6 +105,10 @@ def _client(models: Callable[[int], TrainedModel], record: CalibrationRecord, na
     index = record.names.index(name) if name in record.names else 0
     model = models(index)
     notes = []
+    if which not in record.scores:
+        raise UserError(
+            f"the run has no calibration scores for its {which} model: finish it with pfedbayes run --resume"
+        )
     of_all = concatenate(record.scores[which])
     if record.chose_round and len(of_all.odd):
         notes.append("the calibration rows also chose the round that was kept, so they are not quite new to the models")

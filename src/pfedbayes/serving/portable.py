@@ -4,24 +4,56 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
+from torch import Tensor
 
 from pfedbayes.data import Preprocessing
 from pfedbayes.engine.plan import choose_device
 from pfedbayes.errors import UserError
+from pfedbayes.evaluation.estimators import Which
 from pfedbayes.evaluation.posterior import Weights
+from pfedbayes.files.reading import reading
+from pfedbayes.files.tensors import tensor_bytes
+from pfedbayes.files.typed import from_json, to_json
 from pfedbayes.maths.likelihoods import Classification, Likelihood, Regression
-from pfedbayes.nets import Model, Net, WithNoise
-from pfedbayes.nets.import_path import build_module
+from pfedbayes.nets import Model, Net, Pixels, WithNoise
+from pfedbayes.nets.import_path import build_module, is_import_path, refuse_untrusted
 from pfedbayes.nets.layers import describe, rebuild
-from pfedbayes.runs.calibration import FORMAT, read_safetensors
+from pfedbayes.runs.calibration import read_safetensors
+from pfedbayes.runs.schema import FORMAT
 from pfedbayes.runs.sections import NetConfig
 from pfedbayes.serving.client import Client, Options, Predictor
 from pfedbayes.trust.calibration import DRAWS, Scores
+
+
+@dataclass(frozen=True)
+class _About:
+    """The JSON object in the metadata."""
+
+    format: int
+    client: str | None
+    which: Which
+    task: str
+    layers: list[Any] | None
+    """The layers of the network; None if only the code of its module describes it."""
+    module: dict[str, Any] | None
+    """The import path of the module and its settings."""
+    learned_noise: bool
+    sigma_eps: float | None
+    parameters: list[Any]
+    """Name and shape of each parameter, for other programs."""
+    pixels: Pixels
+    seed: int
+    draws: int
+    preprocessing: dict[str, Any]
+    thresholds: dict[str, Any]
+    """For other programs; this package computes them from the scores."""
+    statements: list[str]
+    notes: list[str]
 
 
 def client_bytes(client: Client, options: Options | None = None) -> bytes:
@@ -36,34 +68,33 @@ def client_bytes(client: Client, options: Options | None = None) -> bytes:
     predictor = client.predictor(options or Options())
     module = weights.model.net.module(weights.mean)
     layers, likelihood = describe(module), client.likelihood
-    about = {
-        "format": FORMAT,
-        "client": client.name,
-        "which": client.which,
-        "task": likelihood.task,
-        "layers": layers,
-        "module": None if layers is not None else {k: v for k, v in client.net.section().items() if v is not None},
-        "learned_noise": isinstance(module, WithNoise),
-        "sigma_eps": likelihood.sigma_eps if isinstance(likelihood, Regression) else None,
-        "parameters": [[name, list(part.shape)] for name, part in module.named_parameters()],
-        "pixels": weights.model.pixels,
-        "seed": weights.seed,
-        "draws": DRAWS,
-        "preprocessing": json.loads(client.preprocessing.to_json()),
-        "thresholds": _thresholds(predictor),
-        "statements": predictor.statements(),
-        "notes": client.notes,
-    }
-    if layers is None and about["module"] is not None and ":" not in str(about["module"].get("name")):
+    own_module = None if layers is not None else {k: v for k, v in client.net.section().items() if v is not None}
+    about = _About(
+        format=FORMAT,
+        client=client.name,
+        which=client.which,
+        task=likelihood.task,
+        layers=layers,
+        module=own_module,
+        learned_noise=isinstance(module, WithNoise),
+        sigma_eps=likelihood.sigma_eps if isinstance(likelihood, Regression) else None,
+        parameters=[[name, list(part.shape)] for name, part in module.named_parameters()],
+        pixels=weights.model.pixels,
+        seed=weights.seed,
+        draws=DRAWS,
+        preprocessing=client.preprocessing.as_object(),
+        thresholds=_thresholds(predictor),
+        statements=predictor.statements(),
+        notes=list(client.notes),
+    )
+    if own_module is not None and not is_import_path(str(own_module.get("name"))):
         raise UserError("the network has layers that are not torch's: name your module by its import path (--net)")
     tensors = {"mean": weights.mean}
     if weights.deviation is not None:
         tensors["deviation"] = weights.deviation
     for whose, scores in (("own", client.own), ("of_all", client.of_all)):
         tensors |= {f"{whose}.{name}": values for name, values in scores._asdict().items()}
-    copies = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    content: bytes = save(copies, {"client": json.dumps(about)})
-    return content
+    return tensor_bytes(tensors, {"client": json.dumps(to_json(about))})
 
 
 def _thresholds(predictor: Predictor) -> dict[str, Any]:
@@ -82,33 +113,68 @@ def _thresholds(predictor: Predictor) -> dict[str, Any]:
     }
 
 
-def read_client(path: Path, device: str = "auto") -> Client:
-    """Read a file that holds `client_bytes`."""
+def read_client(path: Path, device: str = "auto", trust_module: bool = False) -> Client:
+    """Read a file that holds `client_bytes`. trust_module: whether the file may name the code of its network."""
     where = choose_device(device)
-    tensors, about = read_safetensors(path, "client")
-    try:
-        preprocessing = Preprocessing.from_json(json.dumps(about["preprocessing"]), str(path))
+    tensors, content = read_safetensors(path, "client")
+    with reading(path, "export the client again"):
+        about = from_json(_About, content)
+        preprocessing = Preprocessing.from_object(about.preprocessing, str(path))
         likelihood: Likelihood = Classification()
-        if about["task"] == "regression":
-            likelihood = Regression(about["sigma_eps"], preprocessing.target.deviation)
-        net = NetConfig.from_section(about["module"] or {})
-        module = _module(about, preprocessing, net)
-        model = Model(Net(module), likelihood, about["pixels"])
-        mean, deviation = tensors["mean"].to(where), tensors.get("deviation")
-        weights = Weights(model, mean, None if deviation is None else deviation.to(where), about["seed"])
-        own, of_all = (Scores(*(tensors[f"{whose}.{name}"] for name in Scores._fields)) for whose in ("own", "of_all"))
+        if about.task == "regression":
+            likelihood = Regression(about.sigma_eps, preprocessing.target.deviation)
+        if not 0 <= about.seed < 2**64 or not 0 < (about.sigma_eps or 1.0) < math.inf:
+            raise ValueError("its seed or its noise is not a number that it can have")
+        if about.task != preprocessing.target.task:
+            raise ValueError("its task does not fit its target")
+        net = NetConfig.from_section(about.module or {})
+        if about.layers is None and not is_import_path(net.name):
+            raise ValueError("it has no network")
+        mean, deviation = _weights(tensors)
+        refuse_untrusted(net.name if about.layers is None else None, path, trust_module)
+        model = Model(Net(_module(about, preprocessing, net, mean.numel())), likelihood, about.pixels)
+        if model.net.num_params != mean.numel():
+            raise ValueError(f"it holds {mean.numel():,} parameters of {model.net.num_params:,}")
+        weights = Weights(model, mean.to(where), None if deviation is None else deviation.to(where), about.seed)
+        own, of_all = (_scores(tensors, whose) for whose in ("own", "of_all"))
         return Client(
-            about["client"], about["which"], preprocessing, likelihood, weights.outputs, own, of_all,
-            tuple(about["notes"]), weights, net,
+            about.client, about.which, preprocessing, likelihood, weights.outputs, own, of_all,
+            tuple(about.notes), weights, net,
         )  # fmt: skip
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({error}): export the client again") from None
 
 
-def _module(about: dict[str, Any], preprocessing: Preprocessing, net: NetConfig) -> torch.nn.Module:
-    if about["layers"] is not None:
-        module = rebuild(about["layers"])
+def _weights(tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Return the mean (T,) of the weights and, unless the model is one network, their deviation (T,)."""
+    mean, deviation = tensors.get("mean"), tensors.get("deviation")
+    if mean is None or mean.dim() != 1:
+        raise ValueError("the mean of its weights is missing or has another shape")
+    for values in (mean, mean if deviation is None else deviation):
+        if values.shape != mean.shape or values.dtype not in (torch.float32, torch.float64):
+            raise ValueError("its weights have another shape or type")
+        if not bool(values.isfinite().all()):
+            raise ValueError("its weights are not finite")
+    if deviation is not None and bool((deviation < 0).any()):
+        raise ValueError("a deviation of its weights is negative")
+    return mean, deviation
+
+
+def _scores(tensors: dict[str, Tensor], whose: str) -> Scores:
+    """Return calibration scores, of which a regression has only the first kind."""
+    found = [tensors.get(f"{whose}.{name}") for name in Scores._fields]
+    first = found[0]
+    for values in found:
+        if values is None or first is None or values.dim() != 1 or len(values) not in (0, len(first)):
+            raise ValueError(f"its scores {whose!r} are missing or have another shape")
+        if bool(values.isnan().any()):
+            raise ValueError(f"its scores {whose!r} are not numbers")
+    return Scores(*(values for values in found if values is not None))
+
+
+def _module(about: _About, preprocessing: Preprocessing, net: NetConfig, num_params: int) -> torch.nn.Module:
+    classes = preprocessing.target.classes
+    if about.layers is not None:
+        layers_params = num_params - 1 if about.learned_noise else num_params
+        module = rebuild(about.layers, layers_params, preprocessing.shape, len(classes) if classes else None)
     else:
-        outputs = len(preprocessing.target.classes or (0,))
-        module = build_module(str(net.name), preprocessing.shape, outputs, net.settings)
-    return WithNoise(module) if about["learned_noise"] else module
+        module = build_module(str(net.name), preprocessing.shape, len(classes or (0,)), net.settings)
+    return WithNoise(module) if about.learned_noise else module

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pfedbayes import runs
@@ -19,9 +17,11 @@ from pfedbayes.engine.population import FilePopulation
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Which
 from pfedbayes.evaluation.posterior import TrainedModel, draw_seed
-from pfedbayes.maths.trees import fill, misfit, named_leaves, pick, tree_map
+from pfedbayes.files.tensors import TensorFile
+from pfedbayes.maths.trees import fill, leaves, misfit, named_leaves, pick, tree_map
 from pfedbayes.methods.base import Method, State
 from pfedbayes.nets import Model
+from pfedbayes.nets.import_path import refuse_untrusted
 from pfedbayes.runs.calibration import CalibrationRecord
 from pfedbayes.runs.experiment import build_model
 from pfedbayes.runs.resume import recorded_plan
@@ -41,12 +41,16 @@ class SavedModels:
     seeds: tuple[int, ...]
     num_clients: int
     """The number of clients that trained; one if the method pools the data."""
+    rounds: int | None
+    """Rounds trained when the run was finished; None in runs of early versions."""
 
     def trained_model(self, which: Which, client: int) -> TrainedModel:
         """Read a client's model, or the shared one, of the first seed."""
         with self._checkpoint() as checkpoint:
             state = self._client(checkpoint, client) if which == "personal" else self._server(checkpoint, 0)
             seed = draw_seed(self.seeds[0], which, checkpoint.round, client)
+            if not all(bool(leaf.isfinite().all()) for leaf in leaves(state) if leaf.is_floating_point()):
+                raise ValueError("a model in it is not finite")
         return TrainedModel(self.method, self.model, state, seed)
 
     def shared_prior(self) -> Prior:
@@ -58,11 +62,14 @@ class SavedModels:
     @contextmanager
     def _checkpoint(self) -> Iterator[_Checkpoint]:
         path = self.folder / runs.STATE
-        try:
-            with safe_open(path, framework="pt") as file:
-                yield _Checkpoint(file, path)
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path} is missing or damaged ({error}): start the run again in a new folder") from None
+        if self.rounds is not None and (self.folder / runs.FINISHED).exists():  # the run is being extended
+            with runs.open_state(self.folder / runs.FINISHED) as file:
+                if file.about["round"] == str(self.rounds):
+                    path = self.folder / runs.FINISHED
+        with runs.open_state(path) as file:
+            if self.rounds is not None and file.about["round"] != str(self.rounds):
+                raise UserError(f"{path} is not the state of the finished run: finish it with pfedbayes run --resume")
+            yield _Checkpoint(file, path)
 
     def _server_template(self) -> State:
         theta = torch.zeros(self.model.net.num_params, dtype=getattr(torch, self.plan.dtype))
@@ -84,7 +91,7 @@ class SavedModels:
             return self._enrol(self._server(checkpoint, 0), client)
         if checkpoint.keeps_clients_apart:
             population = FilePopulation(template, torch.device("cpu"))
-            rows = {name: checkpoint.tensor(name) for name in ("rows", "witness")}
+            rows = checkpoint.optional(("rows", "witness", "checksums"))
             try:
                 population.restore(enrolled, rows, self.folder / runs.CLIENTS)
                 state = pick(population.get([client], lambda _: ()), 0)
@@ -109,30 +116,32 @@ class SavedModels:
 class _Checkpoint:
     """An open state file, of which single tensors are read."""
 
-    file: Any
+    file: TensorFile
     path: Path
 
     @property
     def _prefix(self) -> str:
-        return runs.BEST if "best_round" in self.file.metadata() else ""
+        return runs.BEST if "best_round" in self.file.about else ""
 
     @property
     def round(self) -> int:
         """The number of rounds after which the state was saved."""
-        return int(self.file.metadata()["best_round" if self._prefix else "round"])
+        return int(self.file.about["best_round" if self._prefix else "round"])
 
     @property
     def keeps_clients_apart(self) -> bool:
         """Whether the states of the clients are in a file of their own."""
-        return f"{self._prefix}rows" in self.file.keys()  # noqa: SIM118
+        return f"{self._prefix}rows" in self.file.names
+
+    def optional(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Read those of these tensors that the file has."""
+        return {name: self.tensor(name) for name in names if self._prefix + name in self.file.names}
 
     def tensor(self, name: str) -> Tensor:
-        tensor: Tensor = self.file.get_tensor(self._prefix + name)
-        return tensor
+        return self.file.tensor(self._prefix + name)
 
     def row(self, name: str, row: int) -> Tensor:
-        tensor: Tensor = self.file.get_slice(self._prefix + name)[row : row + 1]
-        return tensor[0]
+        return self.file.row(self._prefix + name, row)
 
     def require_fit(self, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         """Refuse tensors of another experiment."""
@@ -140,8 +149,11 @@ class _Checkpoint:
             raise UserError(f"{self.path} does not fit the experiment beside it ({name} differs): start a new run")
 
 
-def saved_models(folder: Path, record: CalibrationRecord, device: str = "auto") -> SavedModels:
-    """Open the models of a finished run."""
+def saved_models(
+    folder: Path, record: CalibrationRecord, device: str = "auto", trust_module: bool = False
+) -> SavedModels:
+    """Open the models of a finished run. trust_module: whether the folder may name the code of its network."""
+    refuse_untrusted(record.net.name, folder, trust_module)
     run = runs.read_run(folder)
     experiment = run.experiment
     method = experiment.method
@@ -155,4 +167,5 @@ def saved_models(folder: Path, record: CalibrationRecord, device: str = "auto") 
         batch_size=experiment.training.batch_size,
         seeds=tuple(run.info.seeds),
         num_clients=1 if method.needs.pooled_data else len(record.names),
+        rounds=record.rounds,
     )

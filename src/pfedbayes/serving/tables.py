@@ -14,7 +14,7 @@ import numpy as np
 
 from pfedbayes.data.own.readers import SUFFIXES, optional
 from pfedbayes.errors import UserError
-from pfedbayes.runs.files import replacing
+from pfedbayes.files.writing import replacing
 
 Write = Callable[[Mapping[str, Any]], None]
 """Appends rows, given as columns of equal length by name."""

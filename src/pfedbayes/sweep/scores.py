@@ -30,11 +30,11 @@ from typing import Any
 import numpy as np
 
 from pfedbayes.evaluation.estimators import MODELS
+from pfedbayes.files.reading import NUMBER, Kinds, read_json, require_keys
 from pfedbayes.methods import METHODS
 from pfedbayes.report import tables
 from pfedbayes.report.tables import Floats
 from pfedbayes.runs.folder import Run
-from pfedbayes.runs.reading import NUMBER, Kinds, read_json, require_keys
 from pfedbayes.runs.resume import recorded_plan
 
 Record = dict[str, Any]

@@ -8,10 +8,12 @@ of categories becomes one input per category, and one for missing cells and unse
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,8 +43,13 @@ from pfedbayes.data.own.summaries import (
     require_equal_columns,
 )
 from pfedbayes.errors import UserError
+from pfedbayes.files.checksums import dump_json
+from pfedbayes.files.reading import parse_object, reading
+from pfedbayes.files.typed import from_json
 
 FORMAT = 1
+RESTORE = "restore the file of the run"
+LARGEST_EXAMPLE = 2**28  # numbers of one example
 
 
 def combine(summaries: Sequence[ClientSummary], task: Task | None = None) -> Preprocessing:
@@ -262,9 +269,18 @@ class Preprocessing:
             task = f"regression (mean {self.target.mean:.4g}, standard deviation {self.target.deviation:.4g})"
         return f"{what}; {self.target.name}: {task}"
 
+    def as_object(self) -> dict[str, Any]:
+        """Return the preprocessing as a JSON object."""
+        return {"format": FORMAT, **dataclasses.asdict(self)}
+
     def to_json(self) -> str:
         """Return the preprocessing as JSON, for a run folder."""
-        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1, ensure_ascii=False) + "\n"
+        return dump_json(self.as_object(), indent=1)
+
+    def digest(self) -> str:
+        """Return a hash that identifies the preprocessing."""
+        plain = json.dumps(self.as_object(), indent=1, ensure_ascii=False) + "\n"
+        return hashlib.sha256(plain.encode()).hexdigest()
 
     @staticmethod
     def of_arrays(x: Tensor, num_classes: int | None) -> Preprocessing:
@@ -279,21 +295,38 @@ class Preprocessing:
     @staticmethod
     def from_json(text: str, where: str) -> Preprocessing:
         """Read what `to_json` returns; where: the source, for messages."""
-        try:
-            fields = json.loads(text)
-            if fields.pop("format") != FORMAT:
+        with reading(Path(where), RESTORE):
+            content, _ = parse_object(text.encode())
+        return Preprocessing.from_object(content, where)
+
+    @staticmethod
+    def from_object(content: dict[str, Any], where: str) -> Preprocessing:
+        """Read what `as_object` returns; where: the source, for messages."""
+        with reading(Path(where), RESTORE):
+            if content.get("format") != FORMAT:
                 raise UserError(f"{where} has another format: read it with the version that wrote it")
-            target = fields["target"]
-            classes = target["classes"]
-            return Preprocessing(
-                tuple(Input(**{**column, "categories": tuple(column["categories"])}) for column in fields["inputs"]),
-                tuple(fields["shape"]),
-                Target(**{**target, "classes": None if classes is None else tuple(classes)}),
-                fields["image"],
-                tuple(fields["others"]),
-            )
-        except (ValueError, TypeError, KeyError) as error:
-            raise UserError(f"{where} is damaged ({error}): restore the file of the run") from None
+            found = from_json(Preprocessing, content)
+            found._require_consistent()
+        return found
+
+    def _require_consistent(self) -> None:
+        """Raise ValueError if the parts do not fit each other, so that tables cannot be encoded."""
+        numbers = [self.target.mean, self.target.deviation]
+        numbers += [number for column in self.inputs for number in (column.mean, column.deviation)]
+        if not all(map(math.isfinite, numbers)) or not all(number > 0 for number in numbers[1::2]):
+            raise ValueError("a mean or deviation is not a number, or a deviation is not positive")
+        if not self.shape or min(self.shape) < 1 or math.prod(self.shape) > LARGEST_EXAMPLE:
+            raise ValueError(f"shape is {list(self.shape)[:8]}")
+        if self.inputs and self.shape != (sum(column.width for column in self.inputs),):
+            raise ValueError(f"shape is {list(self.shape)[:8]}, which does not fit the columns")
+        names = [column.name for column in self.inputs]
+        if len({*names, self.target.name}) <= len(names) or (self.inputs and self.image):
+            raise ValueError("a column occurs twice, or images have columns")
+        if (self.target.task == "classification") != (self.target.classes is not None):
+            raise ValueError("its task does not fit its classes")
+        lists = [column.categories for column in self.inputs] + [self.target.classes or ()]
+        if any(len(set(values)) < len(values) for values in lists):
+            raise ValueError("a category or class occurs twice")
 
 
 def _like(column: Column, kind: Kind) -> Column:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfedbayes.engine.tensor_files import Rows
 from pfedbayes.errors import UserError
+from pfedbayes.files.tensors import Rows
 from pfedbayes.maths.trees import leaves, named_leaves, tree_map
 from pfedbayes.memory import to_device
 from pfedbayes.methods.base import State
@@ -81,6 +81,9 @@ class Population(ABC):
 
     def saved(self) -> None:  # noqa: B027, memory has nothing to do
         """Note that the last checkpoint has been written, which frees what only the one before it needed."""
+
+    def pin(self, rows: Sequence[int]) -> None:  # noqa: B027, memory has nothing to do
+        """Do not reuse these rows of a file, on which an earlier result depends."""
 
     def close(self) -> None:  # noqa: B027, memory has nothing to do
         """Release files and page-locked memory. The population cannot be used afterwards."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pfedbayes.engine.population.base import Population, memory_errors
-from pfedbayes.engine.tensor_files import Rows
+from pfedbayes.files.tensors import Rows
 from pfedbayes.maths.trees import leaves, named_leaves, tree_map
 from pfedbayes.methods.base import State
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from pfedbayes.engine.population.base import HOST, Population, staging, to_host
-from pfedbayes.engine.tensor_files import Rows
 from pfedbayes.errors import UserError
+from pfedbayes.files.tensors import Rows
 from pfedbayes.maths.trees import leaves, tree_map
 from pfedbayes.methods.base import State
 
@@ -50,6 +50,8 @@ class FilePopulation(Population):
         self._end = 0  # rows of the file
         self._free: list[int] = []
         self._saved: set[int] = set()  # rows that the last checkpoint refers to
+        self._pinned: set[int] = set()  # rows that the last result of an extended run refers to
+        self._checksums: dict[int, int] = {}  # of each client's row; files of earlier versions have none
 
     @property
     def rows(self) -> int:
@@ -67,19 +69,23 @@ class FilePopulation(Population):
         count = len(clients)
         states = tree_map(lambda leaf: staging((count, *leaf.shape), leaf.dtype, device), self._template)
         with self._file_errors("read"):
-            self._move_all(os.preadv, [self._place[client] for client in clients], states)
+            checksums = self._move_all(os.preadv, [self._place[client] for client in clients], states)
+            for client, checksum in zip(clients, checksums, strict=True):
+                if self._checksums.get(client, checksum) != checksum:
+                    raise OSError(f"the state of client {client} is damaged")
         return states
 
-    def _move_all(self, move: Move, places: Sequence[tuple[int, int]], states: State) -> None:
-        """Read or write rows in parallel."""
+    def _move_all(self, move: Move, places: Sequence[tuple[int, int]], states: State) -> list[int]:
+        """Read or write rows in parallel, and return their checksums."""
         columns = [_bytes(leaf) for leaf in leaves(states)]
         rows = ([column[n].numpy().data for column in columns] for n in range(len(places)))
         moves = ((move, *place, parts) for place, parts in zip(places, rows, strict=True))
-        _move_rows(self._move, moves)
+        return _move_rows(self._move, moves)
 
-    def _move(self, move: Move, descriptor: int, row: int, parts: list[memoryview]) -> None:
-        """Read or write a whole row: one system call may transfer only a part of it."""
+    def _move(self, move: Move, descriptor: int, row: int, parts: list[memoryview]) -> int:
+        """Read or write a whole row: one system call may transfer only a part of it. Return the row's checksum."""
         offset = row * self._row_bytes
+        checksum = 0
         for part in parts:
             start = 0
             while start < part.nbytes:
@@ -87,6 +93,8 @@ class FilePopulation(Population):
                 if not done:
                     raise OSError("it is too short")
                 start, offset = start + done, offset + done
+            checksum = zlib.crc32(part, checksum)
+        return checksum
 
     def put(self, clients: Sequence[int], states: State) -> None:
         own = self._open()
@@ -96,12 +104,13 @@ class FilePopulation(Population):
         self._end += missing
         taken = self._free[: len(clients)]
         with self._file_errors("write"):
-            self._move_all(os.pwritev, [(own, row) for row in taken], on_host)
+            checksums = self._move_all(os.pwritev, [(own, row) for row in taken], on_host)
+        self._checksums.update(zip(clients, checksums, strict=True))
         del self._free[: len(clients)]
         for client, row in zip(clients, taken, strict=True):
             before = self._place.get(client)
             self._place[client] = own, row
-            if before and before[0] == own and before[1] not in self._saved:
+            if before and before[0] == own and before[1] not in self._saved | self._pinned:
                 self._free.append(before[1])
 
     def _open(self) -> int:
@@ -112,7 +121,7 @@ class FilePopulation(Population):
                     with tempfile.TemporaryFile() as file:
                         descriptor = os.dup(file.fileno())
                 else:
-                    descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+                    descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             self._descriptors.append(descriptor)
             _lock(descriptor, fcntl.LOCK_EX, self._path)
             self._own = descriptor
@@ -126,15 +135,20 @@ class FilePopulation(Population):
         else:
             self._write_copy(path)
             rows = list(range(len(self._place)))
-        return {"rows": torch.tensor(rows, dtype=torch.int64), "witness": self._fingerprint()}
+        checksums = [self._checksums[client] for client in self._place if client in self._checksums]
+        return {
+            "rows": torch.tensor(rows, dtype=torch.int64),
+            "witness": self._fingerprint(),
+            # A population that was restored from a file of an earlier version does not know them all.
+            **({"checksums": torch.tensor(checksums)} if len(checksums) == len(rows) else {}),
+        }
 
     def _fingerprint(self) -> Tensor:
         """Return the bytes per row and a checksum of the last client's row, to recognise the file of another run."""
-        last = self.enrolled[-1:]
-        checksum = 0
-        for leaf in leaves(self._load(last, HOST)):
-            checksum = zlib.crc32(_bytes(leaf).numpy().data, checksum)
-        return torch.tensor([self._row_bytes, checksum], dtype=torch.int64)
+        buffer = memoryview(bytearray(self._row_bytes))
+        with self._file_errors("read"):
+            checksums = [self._move(os.preadv, *self._place[last], [buffer]) for last in self.enrolled[-1:]]
+        return torch.tensor([self._row_bytes, *(checksums or [0])], dtype=torch.int64)
 
     def _write_copy(self, path: Path) -> None:
         """Write all states in the order of `enrolled` to a new file, then rename it."""
@@ -162,24 +176,32 @@ class FilePopulation(Population):
             descriptor = self._open()
         else:
             with self._file_errors("read", path):
-                descriptor = os.open(path, os.O_RDONLY)
+                descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
             self._descriptors.append(descriptor)
             _lock(descriptor, fcntl.LOCK_SH, path)
         rows = tensors["rows"].tolist()
-        self._place = {client: (descriptor, row) for client, row in zip(clients, rows, strict=True)}
-        needed = (max(rows, default=-1) + 1) * self._row_bytes
         length = os.fstat(descriptor).st_size
-        if length < needed or not torch.equal(self._fingerprint(), tensors["witness"].cpu()):
+        fits = len(rows) == len(clients) and (max(rows, default=-1) + 1) * self._row_bytes <= length
+        if fits and min(rows, default=0) >= 0:
+            self._place = {client: (descriptor, row) for client, row in zip(clients, rows, strict=True)}
+            fits = torch.equal(self._fingerprint(), tensors["witness"].cpu())
+        if not fits:
             self._place = {}
             raise UserError(f"{path} does not belong to the saved state beside it: put back the file of that run")
+        if "checksums" in tensors:
+            self._checksums = dict(zip(clients, tensors["checksums"].tolist(), strict=False))
         if descriptor == self._own:
             self._end = length // self._row_bytes if self._row_bytes else 0
             self._saved = set(rows)
             self._free = [row for row in range(self._end) if row not in self._saved]
 
+    def pin(self, rows: Sequence[int]) -> None:
+        self._pinned = set(rows)
+        self._free = [row for row in self._free if row not in self._pinned]
+
     def saved(self) -> None:
         before, self._saved = self._saved, {row for file, row in self._place.values() if file == self._own}
-        self._free.extend(before - self._saved)
+        self._free.extend(before - self._saved - self._pinned)
 
     def clear(self) -> None:
         _close_all(self._descriptors)
@@ -225,12 +247,12 @@ def _movers(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(8, thread_name_prefix="clients")
 
 
-def _move_rows(move: Callable[..., None], calls: Iterable[tuple[Any, ...]]) -> None:
-    """Call `move` with each of these arguments in parallel.
+def _move_rows(move: Callable[..., int], calls: Iterable[tuple[Any, ...]]) -> list[int]:
+    """Call `move` with each of these arguments in parallel, and return the results.
 
     Raise the error of a failed call, or an interrupt, only after all calls have ended.
     """
-    movers, tasks = _movers(os.getpid()), list[Future[None]]()
+    movers, tasks = _movers(os.getpid()), list[Future[int]]()
     try:
         for call in calls:
             tasks.append(movers.submit(move, *call))
@@ -240,8 +262,7 @@ def _move_rows(move: Callable[..., None], calls: Iterable[tuple[Any, ...]]) -> N
             task.cancel()
         wait(tasks)
         raise
-    for task in tasks:
-        task.result()
+    return [task.result() for task in tasks]
 
 
 def _bytes(leaf: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pfedbayes.engine.population.base import Population, memory_errors, staging
-from pfedbayes.engine.tensor_files import Rows
+from pfedbayes.files.tensors import Rows
 from pfedbayes.maths.trees import leaves, named_leaves, rebuild
 from pfedbayes.memory import give_back_locked_memory
 from pfedbayes.methods.base import State

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from pfedbayes.runs.typed_json import OMIT_NONE, from_json, to_json
+from pfedbayes.files.typed import OMIT_NONE, from_json, to_json
 
 
 @dataclass(frozen=True)

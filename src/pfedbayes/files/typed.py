@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 import types
 import typing
 from functools import cache
 from typing import Any, TypeVar
 
+from pfedbayes.errors import one_line
+
 T = TypeVar("T")
 OMIT_NONE = {"omit_none": True}  # metadata of a field that the JSON object leaves out while it is None
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+LARGEST_FLOAT = int(sys.float_info.max)
 _NUMBERS = {int, float, type(None)}
 
 
@@ -55,10 +59,13 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
         if set(typing.get_args(arguments[0])) == {float, type(None)} and set(map(type, value)) <= _NUMBERS:
             return value  # logs have millions of numbers
         return [_convert(item, arguments[0], f"{name}[{k}]") for k, item in enumerate(value)]
+    if origin is tuple:  # of any length
+        _require(isinstance(value, list), value, "a list", name)
+        return tuple(_convert(item, arguments[0], f"{name}[{k}]") for k, item in enumerate(value))
     if origin is dict:
         _require(isinstance(value, dict), value, "an object", name)
         return {key: _convert(item, arguments[1], f"{name}.{key}") for key, item in value.items()}
-    if hint is float and type(value) is int:
+    if hint is float and type(value) is int and abs(value) <= LARGEST_FLOAT:
         return float(value)
     _require(type(value) is hint, value, _KINDS.get(hint, "null"), name)
     return value
@@ -98,5 +105,4 @@ def _either(value: Any, hints: tuple[Any, ...], name: str) -> Any:
 
 def _require(holds: bool, value: Any, kind: str, name: str) -> None:
     if not holds:
-        shown = repr(value)
-        raise ValueError(f"{name} is {shown if len(shown) <= 40 else shown[:39] + '…'}, not {kind}")
+        raise ValueError(f"{name} is {one_line(repr(value), 40)}, not {kind}")

@@ -11,23 +11,24 @@ from typing import BinaryIO
 from pfedbayes.errors import UserError
 
 
-def write_file(path: Path, content: str | bytes, hint: str = "") -> None:
+def write_file(path: Path, content: str | bytes, hint: str = "", mode: int = 0o666) -> None:
     """Write a file as a whole, see `replacing`."""
-    with replacing(path, hint) as file:
+    with replacing(path, hint, mode) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager
-def replacing(path: Path, hint: str = "") -> Iterator[BinaryIO]:
+def replacing(path: Path, hint: str = "", mode: int = 0o666) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` at the end, once it is on the disk.
 
-    After a kill or an error `path` holds the old content or the new one, never a part of it.
+    After a kill or an error `path` holds the old content or the new one, never a part of it. No symbolic link is
+    followed: a link at `path` is replaced. mode: the permissions of the file, less those that the umask takes away.
     """
     refuse_folder(path)
     aside = path.with_name(f".{path.name}.part")
     with writing(path, hint):
         try:
-            with aside.open("wb") as file:
+            with open_to_write(aside, os.O_WRONLY | os.O_TRUNC, mode) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -42,6 +43,12 @@ def replacing(path: Path, hint: str = "") -> Iterator[BinaryIO]:
             os.close(directory)
 
 
+def open_to_write(path: Path, flags: int = os.O_WRONLY | os.O_APPEND, mode: int = 0o666) -> BinaryIO:
+    """Open a file to write to it, by default at its end; create it if it is missing. Do not follow a symbolic link."""
+    descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    return os.fdopen(descriptor, "r+b" if flags & os.O_RDWR else "wb")
+
+
 def refuse_folder(path: Path) -> None:
     """Refuse to write a file over a folder."""
     with writing(path):
@@ -54,7 +61,6 @@ def writing(path: Path, hint: str = "") -> Iterator[None]:
     """Turn an error of the file system into a UserError that ends with `hint`."""
     try:
         yield
-    except OSError as error:
-        raise UserError(
-            f"cannot write to {path} ({error.strerror or error}): free space or give another path{hint}"
-        ) from None
+    except (OSError, ValueError) as error:  # a path with a NUL character is a ValueError
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise UserError(f"cannot write to {path} ({reason}): free space or give another path{hint}") from None
