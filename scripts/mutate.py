@@ -160,6 +160,7 @@ class Mutant(importlib.machinery.SourceFileLoader):
 def run_tests(tests: Sequence[str], folder: Path, mutation: Mutation | None, calls: Calls | None) -> int:
     """Run tests in this process; return pytest's exit code."""
     os.environ["PYTHONPATH"] = str(SOURCE.parent)
+    os.environ["CXX"] = "none"  # tests that need a compiler are skipped: they take minutes
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder / "hypothesis")
     sys.path.insert(0, str(SOURCE.parent))
     if mutation is not None:
