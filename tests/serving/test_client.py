@@ -20,6 +20,7 @@ from pfedbayes.maths.likelihoods import Classification, Regression
 from pfedbayes.maths.metrics import confidence, log_average
 from pfedbayes.runs.sections import NetConfig
 from pfedbayes.serving.client import Client, Options, Predictor, _free, predict_file
+from pfedbayes.serving.portable import _thresholds
 from pfedbayes.trust import abstention, conformal
 from pfedbayes.trust.calibration import NO_SCORES, Scores
 
@@ -263,6 +264,24 @@ class TestPredictor:
         monkeypatch.setattr("pfedbayes.serving.client.OUTPUTS_AT_ONCE", 1)
         predictor.columns(torch.zeros(2, 1))
         assert asked[3:] == [1, 1]
+
+    def test_thresholds_for_other_programs(self):
+        def thresholds(own, **options):
+            return _thresholds(self.client(own).predictor(Options(**options)))
+
+        wrong = self.right._replace(wrong=torch.linspace(1, 5, 100) < 2)
+        assert thresholds(self.right, error=0.3) == {
+            "coverage": 0.9,
+            "sets": pytest.approx(float(self.right.odd[90])),
+            "error": 0.3,
+            "answer": None,
+            "answers": "all",
+        }
+        some = thresholds(wrong, error=0.1)
+        assert (some["answer"] > 1, some["answers"]) == (True, "some")
+        few = thresholds(NO_SCORES, coverage=0.8)
+        assert (few["coverage"], few["sets"], few["answer"], few["answers"]) == (0.8, None, None, "none")
+        assert thresholds(self.right, abstain_at=0.6)["error"] is None
 
     def test_columns_of_labels(self):
         found = self.client().predictor(Options()).columns(torch.zeros(3, 1))
