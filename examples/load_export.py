@@ -5,13 +5,15 @@ python load_export.py town.safetensors new.csv
 
 import csv
 import json
+import re
 import sys
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-MISSING = {"", "?", "na", "n/a", "#n/a", "nan", "nat", "null", "<na>"}
+MISSING = {"", "?", "na", "n/a", "#n/a", "nan", "-nan", "nat", "null", "<na>"}
+NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
 def load(path: str) -> tuple[dict, dict[str, Tensor]]:
@@ -28,6 +30,18 @@ def load(path: str) -> tuple[dict, dict[str, Tensor]]:
     return about, weights
 
 
+def canonical(text: str) -> str:
+    """Return the form of a category that is the same for 1, 1.0 and 1e0, or for true and True."""
+    if text.lower() in ("true", "false"):
+        return text.capitalize()
+    if re.match(r"[+-]?0\d", text) or not NUMBER.fullmatch(text) or abs(float(text)) == float("inf"):
+        return text  # leading zeros make a code
+    if text.lstrip("+-").isdecimal():
+        return text.lstrip("+") if float(text) else "0"
+    number = float(text)
+    return str(int(number)) if number.is_integer() else repr(number)
+
+
 def encode(about: dict, rows: list[dict[str, str]]) -> Tensor:
     """Return the inputs (n, d) of table rows: numbers standardised, categories as indicators."""
     inputs = []
@@ -35,9 +49,11 @@ def encode(about: dict, rows: list[dict[str, str]]) -> Tensor:
         cells = [row[column["name"]].strip() for row in rows]
         there = torch.tensor([cell.lower() not in MISSING for cell in cells])
         if column["kind"] == "category":
-            places = [*column["categories"], None]
-            found = [places.index(cell) if cell in places else len(places) - 1 for cell in cells]
-            inputs.append(torch.eye(len(places))[found])
+            categories = column["categories"]
+            places = {canonical(category): k for k, category in enumerate(categories)}
+            places |= {category: k for k, category in enumerate(categories)}
+            found = [places.get(cell, places.get(canonical(cell), len(categories))) for cell in cells]
+            inputs.append(torch.eye(len(categories) + 1)[found])
             continue
         numbers = torch.tensor([float(cell) if ok else 0.0 for cell, ok in zip(cells, there, strict=True)]).double()
         standard = torch.where(there, (numbers - column["mean"]) / column["deviation"], 0.0)

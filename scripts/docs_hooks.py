@@ -30,7 +30,12 @@ sys.path.insert(0, str(Path(__file__).parent))  # mkdocs loads hooks by path
 import notebooks
 
 ROOT = Path(__file__).parents[1]
-PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "README.md": "index.md"}
+PAGES = {
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "CHANGELOG.md": "changelog.md",
+    "README.md": "index.md",
+}
 LANGUAGES = {".py": "python", ".toml": "toml"}
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
 
@@ -40,13 +45,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     made = {
         "methods.md": methods_page(),
         "api.md": api_page(),
-        "contributing.md": moved("CONTRIBUTING.md", "contributing.md"),
-        "changelog.md": moved("CHANGELOG.md", "changelog.md"),
-    }
+    } | {page: moved(source, page) for source, page in PAGES.items() if source != "README.md"}
     made |= {f"tutorials/{path.stem}.md": tutorial_page(path) for path in notebooks.FOLDER.glob("*.ipynb")}
     for path, content in made.items():
         files.append(File.generated(config, path, content=content))
-    written = [ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    written = [ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")]
     for source in sorted({path for page in written for path in left_by(page)}):
         page = File.generated(config, f"source/{source}.md", content=source_page(source))
         page.inclusion = InclusionLevel.NOT_IN_NAV

@@ -1,3 +1,4 @@
+import importlib.util
 import sys
 import warnings
 from typing import NamedTuple
@@ -5,9 +6,10 @@ from typing import NamedTuple
 import pytest
 import torch
 
-with warnings.catch_warnings():  # of typer about click
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from pfedbayes.cli import main
+if importlib.util.find_spec("typer"):  # `make gpu-test` needs torch and numpy alone
+    with warnings.catch_warnings():  # of typer about click
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from pfedbayes.cli import main
 
 
 class Outcome(NamedTuple):
@@ -29,6 +31,11 @@ def in_process(monkeypatch, capsys):
         return Outcome(caught.value.code, *capsys.readouterr())
 
     return call
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ PHILOX = dataclasses.replace(EXACT, noise="philox")
 ON_GPU = dataclasses.replace(PHILOX, device="cuda", threads=None)
 ROUNDING = 1e-10
 BEYOND = {"eta_data": 0.1, "sigma_by_size": 1.0}  # of pFedBayes, beyond the paper
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+needs_gpu = pytest.mark.gpu  # skipped without one, in conftest.py
 needs_compiler = pytest.mark.skipif(not has_compiler("cpu"), reason="needs a C++ compiler")
 
 

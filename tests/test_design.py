@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import pfedbayes
+from scripts import hops
 
 PAGE = Path(__file__).parents[1] / "docs" / "design.md"
 SOURCE = Path(pfedbayes.__file__).parent
@@ -39,6 +40,15 @@ def test_the_hops_of_the_training_run_are_counted_right():
     assert f"{len(hops)} changes of file, {len(back)} of them back" in walk
     assert len(hops) < 35
     assert len(back) <= 3
+
+
+def test_the_training_run_takes_the_steps_of_its_walk(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", [])  # which the trace sets
+    hops.main()
+    printed = capsys.readouterr().out
+    called, listed, ordered = re.search(r"(\d+) of (\d+) steps called, (\d+) in the listed order", printed).groups()
+    assert called == listed, printed
+    assert f"calls all {listed} steps and {ordered} of them in this order" in " ".join(PAGE.read_text().split())
 
 
 def test_every_room_is_in_the_table():

@@ -31,6 +31,7 @@ def run_block(text):
 WRITTEN = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
     *(ROOT / "docs").glob("*.md"),
     *(ROOT / "docs/examples").glob("*.md"),
 ]

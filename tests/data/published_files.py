@@ -60,6 +60,10 @@ def md5(content: bytes) -> str:
     return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
 def one_line(error: pytest.ExceptionInfo[UserError]) -> str:
     message = str(error.value)
     assert "\n" not in message

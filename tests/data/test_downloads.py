@@ -1,6 +1,8 @@
 """Downloads of published data sets from a server on this machine."""
 
+import contextlib
 import dataclasses
+import hashlib
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,14 +18,15 @@ from published_files import (
     cifar_bytes,
     fashion_bytes,
     gzipped,
-    md5,
     one_line,
+    sha256,
     tar,
 )
 
 from pfedbayes.data import load_published, published
 from pfedbayes.errors import UserError
 
+PUBLISHED = [download for source in published.SOURCES.values() for download in source.downloads]
 pytestmark = pytest.mark.usefixtures("sandbox")
 
 
@@ -47,7 +50,8 @@ class Site:
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
-                self.wfile.write(content[: len(content) // 2] if name in site.cut else content)
+                with contextlib.suppress(ConnectionError):  # the client may leave before the end
+                    self.wfile.write(content[: len(content) // 2] if name in site.cut else content)
 
             def log_message(self, *args: object) -> None:
                 pass
@@ -58,7 +62,9 @@ class Site:
     def publish(self, monkeypatch: pytest.MonkeyPatch, name: str, files: dict[str, bytes]) -> None:
         """Make this the publisher of the set `name`."""
         self.files = dict(files)
-        downloads = tuple(published.Download(self.url + file, md5(content)) for file, content in files.items())
+        downloads = tuple(
+            published.Download(self.url + file, sha256(content), len(content)) for file, content in files.items()
+        )
         replaced = dataclasses.replace(published.SOURCES[name], downloads=downloads)
         monkeypatch.setitem(published.SOURCES, name, replaced)
 
@@ -97,11 +103,26 @@ class TestDownload:
 
     def test_wrong_checksum(self, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         site.publish(monkeypatch, "cifar10", {"cifar-10-binary.tar.gz": tar(cifar_bytes())})
-        site.files["cifar-10-binary.tar.gz"] = b"something else"
+        size = len(site.files["cifar-10-binary.tar.gz"])
+        site.files["cifar-10-binary.tar.gz"] = b"x" * size
         with pytest.raises(UserError, match="checksum") as error:
             load_published("cifar10")
-        assert md5(b"something else") in one_line(error)
+        assert sha256(b"x" * size) in one_line(error)
         assert list((tmp_path / CACHE / "cifar10").iterdir()) == []
+
+    def test_an_answer_without_end_is_left(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        site.publish(monkeypatch, "cifar10", {"cifar-10-binary.tar.gz": b"short"})
+        site.files["cifar-10-binary.tar.gz"] = b"x" * 10_000_000
+        seen: list[int] = []
+        with pytest.raises(UserError, match="checksum"):
+            load_published("cifar10", progress=lambda *report: seen.append(report[1]))
+        assert max(seen) <= published.CHUNK
+
+    def test_the_publishers_are_asked_over_https_and_checked_by_sha256(self) -> None:
+        for download in PUBLISHED:
+            assert download.url.startswith("https://")
+            assert len(bytes.fromhex(download.sha256)) == hashlib.sha256().digest_size
+            assert download.size > 0
 
     def test_cut_off_and_continued(self, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         files = gzipped(fashion_bytes())

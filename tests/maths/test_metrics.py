@@ -162,6 +162,11 @@ def test_adaptive_ece_of_few_examples_is_their_mean_gap():
     assert float(adaptive_ece(log_probs, torch.tensor([0, 0]))) == pytest.approx((0.1 + 0.6) / 2)
 
 
+def test_risk_coverage_of_a_single_example():
+    for wrong in (True, False):
+        assert risk_coverage(torch.tensor([0.5]), torch.tensor([wrong])).tolist() == [float(wrong)]
+
+
 def test_risk_coverage_by_hand():
     score, wrong = torch.tensor([0.9, 0.1, 0.5, 0.7]), torch.tensor([False, True, True, False])
     assert_close(risk_coverage(score, wrong), torch.tensor([0, 0, 1 / 3, 1 / 2]))

@@ -155,6 +155,41 @@ def test_a_bad_row_leaves_no_file(home, command):
     assert not list(home.glob("*bad_out*"))
 
 
+def test_columns_unlike_the_training_data_are_named(home, run):
+    rows = [("30", "m")] * 18 + [("900", "male"), ("", "female")] + [("40", "")] * 5
+    (home / "odd.csv").write_text("age,sex\n" + "".join(f"{age},{sex}\n" for age, sex in rows))
+    done = run("predict", "outcome", "--client", "north", "--input", "odd.csv", "-o", "odd_out.csv", "--json")
+    warned = [line for line in done.err.splitlines() if line.startswith("- warning: ")]
+    assert warned == [
+        "- warning: the column 'sex' is unlike the training data: 10% of its cells hold categories that no training "
+        "row has, such as 'male'",
+        "- warning: so the following may not hold for these rows",
+    ]
+    assert done.err.index("warning") < done.err.index("conformal sets")
+    result = json.loads(done.out.splitlines()[-1])
+    assert result["columns"] == {"age": {"out_of_range": pytest.approx(1 / 24)}, "sex": {"unseen": 0.1}}
+    assert len(result["warnings"]) == 2
+    (home / "odd.csv").write_text("age,sex\n" + "700,m\n800,f\n50,f\n")
+    with pytest.warns(
+        UserWarning, match="'age' is unlike the training data: 67% of its cells are more than 5 standard"
+    ):
+        package.open_client(home / "outcome", "north").predict(home / "odd.csv")
+
+
+def test_rows_like_the_training_data_raise_no_warning(home, run):
+    done = run("predict", "outcome", "--client", "north", "--input", "new.csv", "-o", "plain.csv", "--json")
+    assert "warning" not in done.err
+    result = json.loads(done.out.splitlines()[-1])
+    assert (result["columns"], result["warnings"]) == ({}, [])
+
+
+def test_a_number_that_makes_a_network_overflow_is_refused(home, command):
+    (home / "far.csv").write_text("age,sex\n30,m\n1e20,f\n")
+    done = command("predict", "outcome", "--client", "north", "--input", "far.csv")
+    assert done.code == 2
+    assert "far.csv, line 3: 'age' is 1e+20, more than 1e+12 standard deviations" in done.err
+
+
 def made_client(likelihood, target, outputs, own=NO_SCORES, of_all=NO_SCORES, **others):
     """A client whose outputs (K, n, ...) are given, whatever it is asked."""
     settings = {"name": "north", "which": "personal", "notes": (), "weights": None, "net": NetConfig()} | others

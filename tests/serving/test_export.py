@@ -11,6 +11,7 @@ import torch
 from clinics import clinics, train
 
 import pfedbayes as package
+from pfedbayes.data.own.columns import canonical
 from pfedbayes.data.own.new_rows import read_chunks
 from pfedbayes.errors import UserError
 from pfedbayes.runs.execute import execute
@@ -48,6 +49,17 @@ def test_images_of_ones_own_are_predicted_personalised_and_exported(tmp_path):
     # The mean network takes pixels from 0 to 255.
     mean = joined.client.weights.model.outputs(joined.client.weights.mean, chunk.x).softmax(-1)
     assert MeanNetwork(joined.client)(chunk.x.float()) == pytest.approx(mean, abs=1e-6)
+
+
+def test_the_example_knows_categories_like_the_package():
+    example = runpy.run_path(str(EXAMPLE))
+    texts = "1 1.0 1e0 +1 -1 0 -0 -0.0 007 0.50 .5 true TRUE False x 12_34 1e400 -1e400 12345678901234567890 １ nan"
+    for text in texts.split():
+        assert example["canonical"](text) == canonical(text)
+    column = {"name": "q", "kind": "category", "categories": ["1", "True", "false"]}
+    rows = [{"q": cell} for cell in ("1.0", "true", "False", "2", "")]
+    places = example["encode"]({"preprocessing": {"inputs": [column]}}, rows).argmax(1)
+    assert places.tolist() == [0, 1, 2, 3, 3]
 
 
 def test_the_example_reads_an_export_without_this_package(home, run):

@@ -63,10 +63,15 @@ def predict(
     abstained = "" if outcome.abstained is None else f"; it abstains on {outcome.abstained:,} of them"
     where = f" → {out}" if out else ""
     typer.echo(f"{outcome.rows:,} rows by {predictor.client.title}{abstained}{where}", err=True)
-    for statement in predictor.statements():
+    warnings = outcome.familiarity.warnings()
+    if warnings:
+        warnings.append("so the following may not hold for these rows")
+    for statement in (*(f"warning: {warning}" for warning in warnings), *predictor.statements()):
         typer.echo(f"- {statement}", err=True)
     if as_json:
-        typer.echo(json.dumps({**outcome._asdict(), "model": predictor.client.title, **predictor.as_json()}))
+        counts = {"rows": outcome.rows, "abstained": outcome.abstained, "columns": outcome.familiarity.as_json()}
+        about = {"model": predictor.client.title, **predictor.as_json(), "warnings": warnings}
+        typer.echo(json.dumps({**counts, **about}))
 
 
 def personalize(

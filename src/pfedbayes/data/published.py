@@ -1,7 +1,7 @@
 """Published image data sets in their published formats.
 
 MNIST is part of the package. The others are searched for on this machine and otherwise downloaded from their
-publishers. Local files are checked for their structure, downloads by their published checksum.
+publishers over HTTPS. Local files are checked for their structure, downloads by their SHA-256 checksum.
 """
 
 from __future__ import annotations
@@ -57,10 +57,12 @@ class PublishedFile:
 
 @dataclass(frozen=True)
 class Download:
-    """A file to download and its checksum."""
+    """A file to download, its SHA-256 checksum and its size."""
 
     url: str
-    md5: str
+    sha256: str
+    size: int
+    """Bytes of the file."""
 
     @property
     def file_name(self) -> str:
@@ -107,17 +109,37 @@ def cifar_files(count: int) -> tuple[PublishedFile, ...]:
     return tuple(PublishedFile(name, b"", count, 1 + 3 * 32 * 32) for name in names)
 
 
-FASHION_SITE = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+# The publisher's repository at a fixed commit: its site offers the same files without HTTPS only.
+FASHION_SITE = (
+    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/b2617bb6d3ffa2e429640350f613e3291e10b141/"
+    "data/fashion/"
+)
 SOURCES = {
     "fashion-mnist": Source(
         files=idx_files(60_000, 10_000, 28),
         shape=(1, 28, 28),
         folders=("fashion-mnist",),
         downloads=(
-            Download(FASHION_SITE + "train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-            Download(FASHION_SITE + "train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
-            Download(FASHION_SITE + "t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
-            Download(FASHION_SITE + "t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
+            Download(
+                FASHION_SITE + "train-images-idx3-ubyte.gz",
+                "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+                26_421_880,
+            ),
+            Download(
+                FASHION_SITE + "train-labels-idx1-ubyte.gz",
+                "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+                29_515,
+            ),
+            Download(
+                FASHION_SITE + "t10k-images-idx3-ubyte.gz",
+                "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+                4_422_102,
+            ),
+            Download(
+                FASHION_SITE + "t10k-labels-idx1-ubyte.gz",
+                "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+                5_148,
+            ),
         ),
         system_folder="/usr/share/datasets/fashion-mnist",
         system_package="dataset-fashion-mnist",
@@ -127,7 +149,11 @@ SOURCES = {
         shape=(3, 32, 32),
         folders=("cifar10", "cifar-10-batches-bin"),
         downloads=(
-            Download("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
+            Download(
+                "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+                170_052_171,
+            ),
         ),
         archive="cifar-10-binary.tar.gz",
     ),
@@ -347,24 +373,23 @@ def _download(name: str, source: Source, progress: DownloadProgress | None) -> P
 
 def _fetch(item: Download, target: Path, progress: DownloadProgress | None) -> None:
     """Download one file. `target` appears only when it is complete and has the published checksum."""
-    digest, received = hashlib.md5(usedforsecurity=False), 0
+    digest, received = hashlib.sha256(), 0
     with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
         part = Path(file.name)
         try:
             # The URL comes from SOURCES, so its scheme cannot read a local file.
             with urllib.request.urlopen(item.url, timeout=NETWORK_TIMEOUT) as answer:  # noqa: S310
-                expected = int(answer.headers.get("Content-Length", 0))
-                while chunk := answer.read(CHUNK):
+                while received <= item.size and (chunk := answer.read(CHUNK)):
                     file.write(chunk)
                     digest.update(chunk)
                     received += len(chunk)
                     if progress:
-                        progress(target.name, received, expected)
-            if received < expected:
-                raise UserError(f"{item.url} was interrupted after {received} of {expected} bytes: run again")
-            if digest.hexdigest() != item.md5:
+                        progress(target.name, received, item.size)
+            if received < item.size:
+                raise UserError(f"{item.url} was interrupted after {received} of {item.size} bytes: run again")
+            if digest.hexdigest() != item.sha256:
                 raise UserError(
-                    f"{item.url} has the checksum {digest.hexdigest()} instead of {item.md5}: run again, "
+                    f"{item.url} has the checksum {digest.hexdigest()} instead of {item.sha256}: run again, "
                     "or give the published files with --data-dir"
                 )
             file.flush()

@@ -134,7 +134,7 @@ def auroc(negative: Tensor, positive: Tensor) -> Tensor:
 def _ranks(ordered: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean rank 1 ... n of each group of equal scores, and the group of each sorted score (..., n)."""
     changes = (ordered[..., 1:] != ordered[..., :-1]).long()
-    group = torch.cat([torch.zeros_like(changes[..., :1]), changes.cumsum(-1)], -1)
+    group = torch.cat([torch.zeros_like(ordered[..., :1], dtype=torch.int64), changes.cumsum(-1)], -1)
     place = torch.arange(1, ordered.shape[-1] + 1, dtype=ordered.dtype, device=ordered.device).expand_as(ordered)
     total = torch.zeros_like(ordered).scatter_add(-1, group, place)
     count = torch.zeros_like(ordered).scatter_add(-1, group, torch.ones_like(ordered))

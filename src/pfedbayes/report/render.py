@@ -15,6 +15,7 @@ from pfedbayes.report import describe, examples, federation, figures, run_tables
 from pfedbayes.report.page import environment
 from pfedbayes.runs.config import to_toml
 from pfedbayes.runs.folder import Run
+from pfedbayes.runs.schema import Resumption
 
 
 def write(folders: Sequence[Path], out: Path) -> Path:
@@ -134,6 +135,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     facts = {
         "pfedbayes": info.version,
         "commit": info.commit,
+        **{f"after round {each.after_round}": _resumed(each) for each in info.resumed},
         "data": info.data,
         "seeds": ", ".join(str(seed) for seed in info.seeds),
         "clients": f"{info.num_clients or len(info.clients):,}",
@@ -146,3 +148,9 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         **{f"plan: {key}": value for key, value in dataclasses.asdict(info.plan).items()},
     }
     return [(key.replace("_gb", ", GB"), str(value)) for key, value in facts.items() if value is not None]
+
+
+def _resumed(change: Resumption) -> str:
+    """Describe the code and the machine that continued a run."""
+    versions = f"pfedbayes {change.version}, torch {change.hardware.torch}, Python {change.hardware.python}"
+    return f"resumed with {versions} on {change.hardware.processor}"

@@ -36,6 +36,7 @@ from pfedbayes.files.reading import parse_object, parse_toml, read_bytes, read_o
 from pfedbayes.files.tensors import Rows, TensorFile, open_tensors, write_tensors
 from pfedbayes.files.typed import from_json, to_json
 from pfedbayes.files.writing import open_to_write, replacing, write_file, writing
+from pfedbayes.runs.consistency import require_info, require_rounds, require_summary
 from pfedbayes.runs.experiment import Experiment, from_sections
 from pfedbayes.runs.schema import FORMAT, UNCHECKED_FORMAT, JournalEntry, RoundRecord, RunInfo, Summary
 
@@ -125,7 +126,10 @@ def read_run(folder: Path, log_bytes: int | None = None) -> Run:
     if _exists(folder / SUMMARY):
         with reading(folder / SUMMARY, NEW_RUN):
             summary = from_json(Summary, _require_checksum(*read_object(folder / SUMMARY, follow=False), checked))
+            require_summary(info, summary)
     rounds = _read_lines(folder / LOG, RoundRecord, checked, log_bytes)
+    with reading(folder / LOG, NEW_RUN):
+        require_rounds(info, rounds)
     if summary is not None:
         rounds = [record for record in rounds if record.round <= summary.rounds]
     return Run(folder, sections, info, rounds, summary, _read_lines(folder / JOURNAL, JournalEntry, checked))
@@ -147,7 +151,9 @@ def read_info(folder: Path) -> RunInfo:
             )
         if format == UNCHECKED_FORMAT:
             note_unchecked(str(folder))
-        return from_json(RunInfo, _require_checksum(content, checked, format != UNCHECKED_FORMAT))
+        info = from_json(RunInfo, _require_checksum(content, checked, format != UNCHECKED_FORMAT))
+        require_info(info)
+        return info
 
 
 def _exists(path: Path) -> bool:

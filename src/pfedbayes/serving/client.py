@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedbayes.data import Preprocessing
+from pfedbayes.data.own.familiarity import Familiarity
 from pfedbayes.data.own.new_rows import read_chunks
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Which
@@ -83,9 +85,14 @@ class Client:
     def predict(self, rows: str | Path | Mapping[str, Any], **options: Any) -> dict[str, Any]:
         """Return the columns of `rows` and those of the prediction, see `Predictor`.
 
+        Warn of columns that are unlike the training data, since the guarantees may not hold for them.
+
         rows: a file, a pandas frame, or a mapping from column names to arrays. options: see `Options`.
         """
-        chunks = list(self.predictor(Options(**options)).predict(rows))
+        familiarity = Familiarity(self.preprocessing)
+        chunks = list(self.predictor(Options(**options)).predict(rows, familiarity))
+        for sentence in familiarity.warnings():
+            warnings.warn(sentence, stacklevel=2)
         return {name: np.concatenate([np.asarray(chunk[name]) for chunk in chunks]) for name in chunks[0]}
 
     def statements(self, **options: Any) -> list[str]:
@@ -128,12 +135,15 @@ class Predictor:
     guarantees: Guarantees
     outputs: OutputFunction
 
-    def predict(self, source: str | Path | Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def predict(self, source: str | Path | Mapping[str, Any], familiarity: Familiarity) -> Iterator[dict[str, Any]]:
         """Yield the rows of a table and their predictions, chunk by chunk.
 
         If the table has a column of the same name, the name of the new column begins with "predicted_".
+
+        familiarity: counts the rows.
         """
         for chunk in read_chunks(source, self.client.preprocessing):
+            familiarity.add(chunk.table, chunk.x)
             taken = set(chunk.kept)
             yield {**chunk.kept, **{_free(name, taken): column for name, column in self.columns(chunk.x).items()}}
 
@@ -235,17 +245,20 @@ class Outcome(NamedTuple):
     """Rows predicted."""
     abstained: int | None
     """Rows from which the client abstains; None if there is no threshold for abstaining."""
+    familiarity: Familiarity
+    """How the rows compare with the training data."""
 
 
 def predict_file(predictor: Predictor, source: Path, out: Path | None) -> Outcome:
     """Predict the rows of a file into another file, or to the standard output, chunk by chunk."""
     rows, abstained = 0, None
+    familiarity = Familiarity(predictor.client.preprocessing)
     abstains = predictor.guarantees.rule is not None or predictor.options.abstain_at is not None
     with open_table(out) as write:
-        for columns in predictor.predict(source):
+        for columns in predictor.predict(source, familiarity):
             write(columns)
             rows += len(next(iter(columns.values())))
             flag = next((name for name in reversed(columns) if name.endswith("abstain")), None)
             if abstains:
                 abstained = (abstained or 0) + int(np.sum(columns[str(flag)]))
-    return Outcome(rows, abstained)
+    return Outcome(rows, abstained, familiarity)

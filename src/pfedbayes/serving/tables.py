@@ -1,23 +1,33 @@
-"""Write tables of predictions chunk by chunk: CSV, Parquet, NPZ."""
+"""Write tables of predictions chunk by chunk: CSV, Parquet, NPZ.
+
+A spreadsheet runs a cell of a CSV file that begins like a formula. Such a text gets an apostrophe in front, which
+spreadsheets do not show. Numbers, such as the label -1, and sets of them stay as they are.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 import sys
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
+from pfedbayes.data.own.columns import as_number
 from pfedbayes.data.own.readers import SUFFIXES, optional
-from pfedbayes.errors import UserError
-from pfedbayes.files.writing import replacing
+from pfedbayes.errors import UserError, one_line
+from pfedbayes.files.writing import replacing, writing
 
 Write = Callable[[Mapping[str, Any]], None]
 """Appends rows, given as columns of equal length by name."""
+# With apostrophes in front, too: so that whoever removes one gets every text back.
+FORMULA = re.compile("'*(\\s*[=+\\-@＝＋－＠]|[\\t\\r\\n])")
 
 
 @contextmanager
@@ -29,7 +39,8 @@ def open_table(path: Path | None) -> Iterator[Write]:
     kinds = {".csv": _csv_file, ".tsv": _csv_file, ".parquet": _parquet_file, ".npz": _npz_file}
     if path.suffix.lower() not in kinds:
         raise UserError(f"{path} has no known file type: choose a name that ends in {', '.join(SUFFIXES)}")
-    require_folder(path)
+    with writing(path):
+        require_folder(path)
     with replacing(path) as file, kinds[path.suffix.lower()](file, path) as write:
         yield write
 
@@ -48,22 +59,47 @@ def _csv_file(file: BinaryIO, path: Path) -> Iterator[Write]:
     text.detach()  # the caller closes the file
 
 
+class _LineFeeds:
+    """Ends rows of csv.writer by a line feed alone. The writer quotes a carriage return only if it ends rows, too."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, row: str) -> None:
+        """Write a row that ends in a carriage return and a line feed."""
+        self._file.write(row.removesuffix("\r\n") + "\n")
+
+
 def _csv(file: Any, delimiter: str) -> Write:
-    writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
+    writer = csv.writer(_LineFeeds(file), delimiter=delimiter)
     header: list[str] = []
 
     def write(columns: Mapping[str, Any]) -> None:
         if not header:
             header.extend(columns)
-            writer.writerow(header)
-        writer.writerows(zip(*([_text(cell) for cell in _cells(column)] for column in columns.values()), strict=True))
+            writer.writerow(_harmless(name) for name in header)
+        cells = ([_harmless(cell) for cell in _cells(name, column)] for name, column in columns.items())
+        writer.writerows(zip(*cells, strict=True))
 
     return write
 
 
-def _cells(column: Any) -> list[Any]:
-    cells: list[Any] = column.to_pylist() if hasattr(column, "to_pylist") else np.asarray(column).tolist()
+def _cells(name: str, column: Any) -> list[Any]:
+    if not hasattr(column, "to_pylist"):
+        plain: list[Any] = np.asarray(column).tolist()
+        return plain
+    try:
+        cells: list[Any] = column.to_pylist()
+    except (ValueError, OverflowError, KeyError, NotImplementedError) as error:  # a date beyond Python's, for example
+        raise _unwritable(name, error, "a .parquet file") from None
     return cells
+
+
+def _unwritable(name: str, error: Exception, instead: str) -> UserError:
+    return UserError(
+        f"the column {name!r} has cells that cannot be written ({one_line(error)}): remove it from the input, or write "
+        f"{instead}"
+    )
 
 
 def _text(cell: Any) -> str:
@@ -71,7 +107,18 @@ def _text(cell: Any) -> str:
         return ""
     if isinstance(cell, bool):
         return "true" if cell else "false"
-    return f"{cell:.7g}" if isinstance(cell, float) else str(cell)
+    if isinstance(cell, float):
+        return f"{cell:.7g}"
+    text = str(cell)
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()  # halves of surrogate pairs
+
+
+def _harmless(cell: Any) -> str:
+    """Return the text of a cell, with an apostrophe in front if a spreadsheet might take it for a formula."""
+    text = _text(cell)
+    if isinstance(cell, str) and FORMULA.match(text) and any(as_number(part) is None for part in text.split("|")):
+        return f"'{text}"
+    return text
 
 
 @contextmanager
@@ -79,8 +126,14 @@ def _parquet_file(file: BinaryIO, path: Path) -> Iterator[Write]:
     pyarrow, parquet = (optional(name, "tables", f"writing {path}") for name in ("pyarrow", "pyarrow.parquet"))
     opened: list[Any] = []
 
+    def arrow_array(name: str, column: Any) -> Any:
+        try:
+            return pyarrow.array(column)
+        except (pyarrow.ArrowException, ValueError, OverflowError) as error:
+            raise _unwritable(name, error, "a .csv file") from None
+
     def write(columns: Mapping[str, Any]) -> None:
-        table = pyarrow.table({name: pyarrow.array(column) for name, column in columns.items()})
+        table = pyarrow.table({name: arrow_array(name, column) for name, column in columns.items()})
         if not opened:
             opened.append(parquet.ParquetWriter(file, table.schema))
         opened[0].write_table(table)
@@ -94,10 +147,16 @@ def _parquet_file(file: BinaryIO, path: Path) -> Iterator[Write]:
 def _npz_file(file: BinaryIO, path: Path) -> Iterator[Write]:
     parts: list[Mapping[str, Any]] = []
     yield parts.append
-    arrays: dict[str, Any] = {
-        name: np.concatenate([np.asarray(_cells(part[name])) for part in parts]) for name in parts[0]
-    }
-    for name, array in arrays.items():
-        if array.dtype.kind == "O":  # NPZ files pickle objects, so write their text instead
-            arrays[name] = np.array([_text(cell) for cell in array])
-    np.savez(file, **arrays)
+    # Not numpy.savez, which takes no array named "file".
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in parts[0]:
+            array = np.concatenate([_array(_cells(name, part[name])) for part in parts])
+            if array.dtype.kind == "O":  # NPZ files pickle objects, so write their text instead
+                array = np.array([_text(cell) for cell in array])
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def _array(cells: list[Any]) -> NDArray[Any]:
+    """Return an array (n,); cells that are lists or objects become texts."""
+    return np.asarray([str(cell) if isinstance(cell, list | tuple | dict) else cell for cell in cells])

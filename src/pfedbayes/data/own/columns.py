@@ -5,6 +5,8 @@ A column of numbers is float64, with NaN for missing cells. A column of texts ho
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
@@ -21,6 +23,12 @@ Numbers = NDArray[np.float64]
 
 MAX_CATEGORIES = 100  # of an input column
 MEMORY_SHARE = 0.5  # share of the memory that data may take
+LARGEST = 1e30  # magnitude of a number; the squares of larger ones overflow
+LONGEST = 1000  # characters of a name or a category
+NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
+LEADING_ZERO = re.compile(r"[+-]?0\d", re.ASCII)
+UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters and halves of surrogate pairs
 
 
 class Texts(NamedTuple):
@@ -78,16 +86,55 @@ def missing(column: Column) -> NDArray[np.bool_]:
 
 
 def as_number(text: str) -> float | None:
-    """Return the number that a text spells, or None."""
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    """Return the number that a text spells in ASCII digits, or None for any other text, such as 1_000 or inf."""
+    return float(text) if NUMBER.fullmatch(text) else None
 
 
 def as_text(number: float) -> str:
     """Return a number as a category name: whole numbers without a decimal point."""
     return str(int(number)) if float(number).is_integer() else repr(float(number))
+
+
+def canonical(text: str) -> str:
+    """Return the form of a category, class or client that is the same in all file formats.
+
+    Formats write one value differently: 1, 1.0 and 1e0, or true and True. A number with leading zeros is a code.
+    """
+    if text.lower() in ("true", "false"):
+        return text.capitalize()
+    if LEADING_ZERO.match(text):
+        return text
+    if WHOLE.fullmatch(text):  # exact, however long
+        return text.lstrip("+") if text.lstrip("+-") != "0" else "0"
+    number = as_number(text)
+    return text if number is None or math.isinf(number) else as_text(number)
+
+
+def places(names: Iterable[str], texts: Iterable[str], absent: int) -> list[int]:
+    """Return the place of each text among the names, or `absent`: that of the same text, else of the same value.
+
+    Runs of earlier versions may have names that are not canonical.
+    """
+    exact = {name: k for k, name in enumerate(names)}
+    forms: dict[str, int] = {}
+    found = []
+    for text in texts:
+        if text not in exact and not forms:
+            for name, k in exact.items():
+                forms.setdefault(canonical(name), k)
+        found.append(exact[text] if text in exact else forms.get(canonical(text), absent))
+    return found
+
+
+def require_name(text: str, where: str, what: str) -> None:
+    """Refuse a text that cannot be the name of a column, client, class or category."""
+    if UNPRINTABLE.search(text):
+        raise UserError(
+            f"{where}: {what} {text[:LONGEST]!r} has control characters or is not valid Unicode: rename it, or save "
+            "the file as UTF-8"
+        )
+    if len(text) > LONGEST:
+        raise UserError(f"{where}: {what} {text[:40]!r}… has {len(text):,} characters: use at most {LONGEST:,}")
 
 
 def by_value(texts: Iterable[str]) -> list[str]:
@@ -115,7 +162,8 @@ class Schema:
 
     def wanted(self, names: Iterable[str]) -> list[str]:
         """Return the columns among `names` that are read."""
-        return [name for name in names if name not in self.ignore and (self.only is None or name in self.only)]
+        ignore, only = set(self.ignore), None if self.only is None else set(self.only)
+        return [name for name in names if name not in ignore and (only is None or name in only)]
 
 
 class Budget:
@@ -126,8 +174,12 @@ class Budget:
 
     def spend(self, count: int, where: str) -> None:
         """Count these bytes; raise UserError if they exceed the budget."""
+        self.require(count, where)
         self._left -= count
-        if self._left < 0:
+
+    def require(self, count: int, where: str) -> None:
+        """Raise UserError if this many bytes exceed the budget."""
+        if count > self._left:
             raise UserError(
                 f"{where}: the data do not fit into half of the memory ({host_memory() / 1e9:.1f} GB in all): leave "
                 "columns out with data.ignore, give fewer rows, or use a larger machine"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,20 @@ from torch import Tensor
 
 from pfedbayes.data.config import DataConfig, Task
 from pfedbayes.data.own import images
-from pfedbayes.data.own.columns import Budget, Kind, Schema, Table, Texts, by_value, concatenate, missing
+from pfedbayes.data.own.columns import (
+    Budget,
+    Kind,
+    Schema,
+    Table,
+    Texts,
+    by_value,
+    canonical,
+    concatenate,
+    missing,
+    require_name,
+)
 from pfedbayes.data.own.preprocessing import Preprocessing, combine
-from pfedbayes.data.own.readers import SUFFIXES, read_table
+from pfedbayes.data.own.readers import SUFFIXES, existing, read_table
 from pfedbayes.data.own.summaries import MAX_INTEGER_CLASSES, ClientSummary, summarise
 from pfedbayes.data.own.table_builder import table_of
 from pfedbayes.data.shards import Shards
@@ -29,9 +42,7 @@ NPZ_TARGET, NPZ_CLIENT = "y", "client"
 
 def load_own(config: DataConfig) -> Shards:
     """Load the files at `config.path`."""
-    path = Path(str(config.path)).expanduser()
-    if not path.exists():
-        raise UserError(f"{path} does not exist: correct the path in --data")
+    path = existing(str(config.path))
     column = config.client_column
     if path.is_dir() and images.is_tree(path):
         if config.client_column is not None:
@@ -88,7 +99,7 @@ def load_client(config: DataConfig, client: int, name: str, preprocessing: Prepr
 
 def _read_client(config: DataConfig, client: int, name: str) -> tuple[Table, dict[str, Rows]]:
     """Return the table of one client and the split of its rows."""
-    path = Path(str(config.path)).expanduser()
+    path = existing(str(config.path))
     if not path.is_file():
         raise UserError(f"{path} is not a file: set data.path to the table of this client")
     if config.target is None:
@@ -102,9 +113,7 @@ def read_inputs(path: str | Path, preprocessing: Preprocessing) -> Tensor:
 
     path: a table with the input columns of the training data, an NPZ file with x, or images.
     """
-    path = Path(path)
-    if not path.exists():
-        raise UserError(f"{path} does not exist: correct the path")
+    path = existing(path)
     if preprocessing.image and path.suffix.lower() != ".npz":
         return preprocessing.encode(images.read_images(images.image_files(path), str(path), preprocessing.shape))
     if path.is_dir() or path.suffix.lower() not in SUFFIXES:
@@ -159,16 +168,15 @@ def _files(path: Path) -> list[Path]:
         raise UserError(
             f"{path} has no data: put one file per client there ({', '.join(SUFFIXES)}), or images as client/class/"
         )
-    stems = [file.stem for file in files]
-    for stem in stems:
-        if stems.count(stem) > 1:
+    for stem, count in Counter(file.stem for file in files).items():
+        if count > 1:
             raise UserError(f"{path} has two files named {stem!r}, but each file is one client: rename or remove one")
     return files
 
 
 def _require_column(table: Table, name: str) -> None:
     if name not in table.columns:
-        close = difflib.get_close_matches(name, table.columns, n=1)
+        close = difflib.get_close_matches(name[:100], [column[:100] for column in table.columns][:1000], n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"it has {_some(table.columns)}"
         raise UserError(f"{table.where} has no column {name!r}: {hint}")
 
@@ -197,8 +205,9 @@ def _by_client(tables: Sequence[Table], column: str) -> dict[str, Table]:
         assert isinstance(clients, Texts)  # noqa: S101, the schema declares it
         order = np.argsort(clients.codes, kind="stable")
         counts = np.bincount(clients.codes, minlength=len(clients.levels))
+        own = table.without(column)
         for level, rows in zip(clients.levels, np.split(order, np.cumsum(counts)[:-1]), strict=True):
-            parts.setdefault(level, []).append(table.without(column).take(rows))
+            parts.setdefault(canonical(level), []).append(own.take(rows))
     return {name: concatenate(parts[name]) for name in by_value(parts)}
 
 
@@ -206,6 +215,8 @@ def _shards(tables: Mapping[str, Table], target: str, config: DataConfig, others
     """Split the rows of each client, fit the preprocessing to the training rows, and encode all rows."""
     if not tables:
         raise UserError("there are no clients: give one table per client")
+    for name, table in tables.items():
+        require_name(str(name), table.where, "the client")
     cuts = [_split(i, name, table, target, config) for i, (name, table) in enumerate(tables.items())]
     own = {name: table.without(config.split_column) for name, table in tables.items()}
     fitted = combine(
@@ -215,7 +226,7 @@ def _shards(tables: Mapping[str, Table], target: str, config: DataConfig, others
         ],
         config.task,
     )
-    preprocessing = Preprocessing(fitted.inputs, fitted.shape, fitted.target, fitted.image, tuple(others))
+    preprocessing = replace(fitted, others=(*others, *fitted.others))
     return _encoded(own, cuts, preprocessing, config.path or "the tables")
 
 

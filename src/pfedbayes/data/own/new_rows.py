@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,16 +14,18 @@ from torch import Tensor
 
 from pfedbayes.data.own import images
 from pfedbayes.data.own.columns import Budget, Table, missing
+from pfedbayes.data.own.npz import read_arrays
 from pfedbayes.data.own.preprocessing import Preprocessing
 from pfedbayes.data.own.readers import (
     CHUNK,
     SUFFIXES,
-    read_arrays,
+    existing,
     read_batches,
     read_cells,
     read_table,
     reading,
     table_of_cells,
+    typed_array,
 )
 from pfedbayes.data.own.table_builder import table_of, table_of_arrays
 from pfedbayes.errors import UserError
@@ -34,6 +37,8 @@ FILE = "file"  # the column that names an image
 class Chunk(NamedTuple):
     """Some rows."""
 
+    table: Table
+    """The columns of the rows that are inputs."""
     x: Tensor
     """Inputs (n, ...)."""
     kept: Mapping[str, Any]
@@ -63,7 +68,7 @@ def read_examples(path: str | Path, preprocessing: Preprocessing) -> tuple[Tenso
 
     path: a table with the target, an NPZ file with x and y, or images class/image.png.
     """
-    path, target = _existing(path), preprocessing.target
+    path, target = existing(path), preprocessing.target
     if preprocessing.image and path.is_dir():
         table = images.read_classes(path, preprocessing.shape)
         table = Table(table.where, {target.name: table.columns[images.CLASS]}, table.lines, table.x, table.unit)
@@ -80,13 +85,6 @@ def read_examples(path: str | Path, preprocessing: Preprocessing) -> tuple[Tenso
     return preprocessing.encode(table), torch.from_numpy(target.encode(table))
 
 
-def _existing(path: str | Path) -> Path:
-    path = Path(path).expanduser()
-    if not path.exists():
-        raise UserError(f"{path} does not exist: correct the path")
-    return path
-
-
 def _table_file(path: Path) -> Path:
     if path.is_dir() or path.suffix.lower() not in SUFFIXES:
         raise UserError(f"{path} is not a table: give a file that ends in {', '.join(SUFFIXES)}")
@@ -94,7 +92,7 @@ def _table_file(path: Path) -> Path:
 
 
 def _of_file(path: str | Path, preprocessing: Preprocessing) -> Iterator[Chunk]:
-    path = _existing(path)
+    path = existing(path)
     if preprocessing.image and path.suffix.lower() != ".npz":
         return _of_images(path, preprocessing)
     kinds = {".npz": _of_npz, ".parquet": _of_parquet}
@@ -106,14 +104,14 @@ def _of_columns(columns: Mapping[str, Any], preprocessing: Preprocessing) -> Ite
         yield from _of_arrays(np.asarray(columns["x"]), columns, "the table", preprocessing)
         return
     table = table_of(columns, "the table", preprocessing.inputs_schema())
-    yield Chunk(preprocessing.encode(table), {str(name): np.asarray(columns[name]) for name in columns})
+    yield Chunk(table, preprocessing.encode(table), {str(name): np.asarray(columns[name]) for name in columns})
 
 
 def _of_csv(path: Path, preprocessing: Preprocessing) -> Iterator[Chunk]:
     with reading(path):
         for cells in read_cells(path):
             table = table_of_cells(cells, str(path), preprocessing.inputs_schema())
-            yield Chunk(preprocessing.encode(table), cells.columns)
+            yield Chunk(table, preprocessing.encode(table), cells.columns)
 
 
 def _of_parquet(path: Path, preprocessing: Preprocessing) -> Iterator[Chunk]:
@@ -121,11 +119,11 @@ def _of_parquet(path: Path, preprocessing: Preprocessing) -> Iterator[Chunk]:
         start = 0
         for batch in read_batches(path):
             own = preprocessing.inputs_schema()
-            arrays = {name: batch[name].to_numpy(zero_copy_only=False) for name in own.wanted(batch)}
+            arrays = {name: typed_array(path, name, batch[name]) for name in own.wanted(batch)}
             table = table_of(arrays, str(path), own)
             table.lines[:] += start  # line numbers for messages
             start += len(table)
-            yield Chunk(preprocessing.encode(table), batch)
+            yield Chunk(table, preprocessing.encode(table), batch)
 
 
 def _of_npz(path: Path, preprocessing: Preprocessing) -> Iterator[Chunk]:
@@ -142,7 +140,7 @@ def _of_arrays(x: NDArray[Any], others: Mapping[str, Any], where: str, preproces
         rows = slice(start, start + CHUNK)
         table = _with_channel(table_of_arrays(x[rows], {}, where, preprocessing.inputs_schema()), preprocessing)
         kept = {name: np.asarray(array)[rows] for name, array in others.items() if np.ndim(array) == 1}
-        yield Chunk(preprocessing.encode(table), kept)
+        yield Chunk(table, preprocessing.encode(table), kept)
 
 
 def _with_channel(table: Table, preprocessing: Preprocessing) -> Table:
@@ -157,4 +155,5 @@ def _of_images(path: Path, preprocessing: Preprocessing) -> Iterator[Chunk]:
     for start in range(0, len(files), IMAGES_AT_ONCE):
         some = files[start : start + IMAGES_AT_ONCE]
         table = images.read_images(some, str(path), preprocessing.shape)
-        yield Chunk(preprocessing.encode(table), {FILE: [file.name for file in some]})
+        names = [os.fsencode(file.name).decode(errors="backslashreplace") for file in some]
+        yield Chunk(table, preprocessing.encode(table), {FILE: names})

@@ -32,6 +32,7 @@ from pfedbayes.data.own.columns import (
     Texts,
     as_text,
     missing,
+    places,
 )
 from pfedbayes.data.own.summaries import (
     MAX_CLASSES,
@@ -41,6 +42,7 @@ from pfedbayes.data.own.summaries import (
     in_one_order,
     merge,
     require_equal_columns,
+    require_sound,
 )
 from pfedbayes.errors import UserError
 from pfedbayes.files.checksums import dump_json
@@ -49,7 +51,8 @@ from pfedbayes.files.typed import from_json
 
 FORMAT = 1
 RESTORE = "restore the file of the run"
-LARGEST_EXAMPLE = 2**28  # numbers of one example
+MAX_NUMBERS = 2**28  # of one example
+FARTHEST = 1e12  # standard deviations of a number from the mean of the training data; networks overflow beyond
 
 
 def combine(summaries: Sequence[ClientSummary], task: Task | None = None) -> Preprocessing:
@@ -57,6 +60,14 @@ def combine(summaries: Sequence[ClientSummary], task: Task | None = None) -> Pre
 
     task: inferred from the target if not given.
     """
+    if not summaries:
+        raise UserError("there are no clients: give the summary of each client")
+    names = set[str]()
+    for summary in summaries:
+        require_sound(summary)
+        if summary.client in names:
+            raise UserError(f"there are two summaries of {summary.client!r}: give one per client")
+        names.add(summary.client)
     require_equal_columns(summaries)
     first, ordered = summaries[0], in_one_order(summaries)
     columns = [merge([summary.columns[k] for summary in ordered], summaries) for k in range(len(first.columns))]
@@ -65,7 +76,8 @@ def combine(summaries: Sequence[ClientSummary], task: Task | None = None) -> Pre
     if not inputs and first.shape is None:
         raise UserError("there is no column to predict from: add columns besides the target")
     target = merge([summary.target for summary in summaries], summaries)
-    return Preprocessing(inputs, shape, _target(target, task), image=first.image)
+    empty = tuple(column.name for column in columns if not column.kind)
+    return Preprocessing(inputs, shape, _target(target, task), image=first.image, others=empty)
 
 
 @dataclass(frozen=True)
@@ -94,13 +106,13 @@ class Input:
             return self._encode_texts(column)
         absent = np.isnan(column)
         standard = np.where(absent, 0.0, (column - self.mean) / self.deviation)
-        return np.stack([standard, absent][: self.width], axis=1).astype(np.float32)
+        with np.errstate(over="ignore"):  # numbers that are too large are refused by `Preprocessing.encode`
+            return np.stack([standard, absent][: self.width], axis=1).astype(np.float32)
 
     def _encode_texts(self, column: Texts) -> NDArray[np.float32]:
         unknown = len(self.categories)
-        place = {category: k for k, category in enumerate(self.categories)}
         # Code -1, a missing cell, selects the last entry.
-        lookup = np.array([*(place.get(level, unknown) for level in column.levels), unknown])
+        lookup = np.array([*places(self.categories, column.levels, unknown), unknown])
         inputs: NDArray[np.float32] = np.eye(unknown + 1, dtype=np.float32)[lookup[column.codes]]
         return inputs
 
@@ -143,19 +155,28 @@ class Target:
                 raise UserError(
                     f"{table.where}: the target {self.name!r} holds text, but the models predict numbers: correct it"
                 )
-            return ((column - self.mean) / self.deviation).astype(np.float32)[:, None]
-        place = {name: label for label, name in enumerate(self.classes)}
+            standard = (column - self.mean) / self.deviation
+            _require_near(table, self.name, column, standard)
+            return standard.astype(np.float32)[:, None]
         texts = _as_texts(column)
-        unknown = [level for level in texts.levels if level not in place]
-        for level in unknown:
-            rows = np.flatnonzero(texts.codes == texts.levels.index(level))
-            if len(rows):
-                raise UserError(
-                    f"{table.place(int(rows[0]))}: {self.name!r} is {level!r}, which is not a known class: correct the "
-                    "row or remove it"
-                )
-        labels: NDArray[np.int64] = np.array([place.get(level, -1) for level in texts.levels])[texts.codes]
+        labels: NDArray[np.int64] = np.array(places(self.classes, texts.levels, -1), dtype=np.int64)[texts.codes]
+        if len(unknown := np.flatnonzero(labels < 0)):
+            row = int(unknown[0])
+            raise UserError(
+                f"{table.place(row)}: {self.name!r} is {texts.levels[texts.codes[row]]!r}, which is not a known class: "
+                "correct the row or remove it"
+            )
         return labels
+
+
+def _require_near(table: Table, name: str, column: Numbers, standard: NDArray[Any]) -> None:
+    """Refuse a number that is so far from the training data that a network overflows."""
+    if len(far := np.flatnonzero(np.abs(standard) > FARTHEST)):
+        row = int(far[0])
+        raise UserError(
+            f"{table.place(row)}: {name!r} is {column[row]:g}, more than {FARTHEST:g} standard deviations from the "
+            "training data: correct the cell or remove the row"
+        )
 
 
 def _as_texts(column: Column) -> Texts:
@@ -240,7 +261,9 @@ class Preprocessing:
                     f"{table.where}: the column {column.name!r} holds {held}, but the models were trained with "
                     f"{wanted}: write it as in the training data"
                 )
-            parts.append(column.encode(_like(cells, column.kind)))
+            parts.append(column.encode(like := _like(cells, column.kind)))
+            if not isinstance(like, Texts):
+                _require_near(table, column.name, like, parts[-1][:, 0])
         return torch.from_numpy(np.concatenate(parts, axis=1))
 
     def _encode_arrays(self, table: Table) -> Tensor:
@@ -305,28 +328,26 @@ class Preprocessing:
         with reading(Path(where), RESTORE):
             if content.get("format") != FORMAT:
                 raise UserError(f"{where} has another format: read it with the version that wrote it")
-            found = from_json(Preprocessing, content)
-            found._require_consistent()
-        return found
+            preprocessing = from_json(Preprocessing, content)
+            preprocessing.check()
+        return preprocessing
 
-    def _require_consistent(self) -> None:
-        """Raise ValueError if the parts do not fit each other, so that tables cannot be encoded."""
-        numbers = [self.target.mean, self.target.deviation]
-        numbers += [number for column in self.inputs for number in (column.mean, column.deviation)]
-        if not all(map(math.isfinite, numbers)) or not all(number > 0 for number in numbers[1::2]):
-            raise ValueError("a mean or deviation is not a number, or a deviation is not positive")
-        if not self.shape or min(self.shape) < 1 or math.prod(self.shape) > LARGEST_EXAMPLE:
-            raise ValueError(f"shape is {list(self.shape)[:8]}")
-        if self.inputs and self.shape != (sum(column.width for column in self.inputs),):
-            raise ValueError(f"shape is {list(self.shape)[:8]}, which does not fit the columns")
+    def check(self) -> None:
+        """Raise ValueError unless the parts fit each other."""
         names = [column.name for column in self.inputs]
-        if len({*names, self.target.name}) <= len(names) or (self.inputs and self.image):
-            raise ValueError("a column occurs twice, or images have columns")
-        if (self.target.task == "classification") != (self.target.classes is not None):
-            raise ValueError("its task does not fit its classes")
-        lists = [column.categories for column in self.inputs] + [self.target.classes or ()]
-        if any(len(set(values)) < len(values) for values in lists):
-            raise ValueError("a category or class occurs twice")
+        every: tuple[Input | Target, ...] = (*self.inputs, self.target)
+        for each in every:
+            if not (math.isfinite(each.mean) and 0 < each.deviation < math.inf):
+                raise ValueError(f"{each.name!r} has the mean {each.mean} and the deviation {each.deviation}")
+        lists = [names, *(column.categories for column in self.inputs), self.target.classes or ()]
+        if any(len(set(own)) < len(own) for own in lists):
+            raise ValueError("a column, category or class is listed twice")
+        if not self.shape or min(self.shape) < 1 or math.prod(self.shape) > MAX_NUMBERS:
+            raise ValueError(f"shape is {self.shape}")
+        if self.inputs and self.shape != (sum(column.width for column in self.inputs),):
+            raise ValueError(f"shape is {self.shape}, but the columns have other widths")
+        if (self.target.task == "regression") != (self.target.classes is None) or self.target.classes == ():
+            raise ValueError(f"the target of a {self.target.task} has the classes {self.target.classes}")
 
 
 def _like(column: Column, kind: Kind) -> Column:

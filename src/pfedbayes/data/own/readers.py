@@ -1,28 +1,31 @@
-"""Read CSV, Parquet and NPZ files into tables, chunk by chunk."""
+"""Read CSV and Parquet files into tables, chunk by chunk, and NPZ files as a whole."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
 import importlib
+import io
 import re
-import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pfedbayes.data.own.columns import Budget, Schema, Table
+from pfedbayes.data.own.columns import Budget, Schema, Table, require_name
+from pfedbayes.data.own.npz import read_arrays
 from pfedbayes.data.own.table_builder import TableBuilder, table_of_arrays
 from pfedbayes.data.splits import Rows
-from pfedbayes.errors import UserError
+from pfedbayes.errors import UserError, one_line
+from pfedbayes.files.reading import open_regular
 
 DELIMITERS = ",;\t|"
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+(e[+-]?\d+)?", re.IGNORECASE)
 SUFFIXES = (".csv", ".tsv", ".parquet", ".npz")
 CHUNK = 20_000  # rows read at a time
+CELLS = 4_000_000  # cells read at a time, if that is less
+LONGEST_LINE = 1 << 26  # characters
 
 
 def read_table(path: Path, schema: Schema, budget: Budget | None = None) -> Table:
@@ -42,9 +45,23 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror or error}): check its permissions") from None
+        reason = one_line(error.strerror or error)
+        raise UserError(f"{path} cannot be read ({reason}): check the path and its permissions") from None
     except MemoryError:
         raise UserError(f"{path} does not fit into the memory: give fewer columns or rows") from None
+
+
+def existing(path: str | Path) -> Path:
+    """Return the path of a file or folder that exists."""
+    try:
+        found = Path(path).expanduser()
+        found.stat()
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist: correct the path") from None
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL character, or an unknown user's ~
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{path} cannot be opened ({one_line(reason)}): correct the path") from None
+    return found
 
 
 def optional(module: str, extra: str, purpose: str) -> Any:
@@ -77,11 +94,10 @@ def read_cells(path: Path) -> Iterator[Cells]:
     semicolon, numbers may have a decimal comma.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            header = file.readline()
-            delimiter = max(DELIMITERS, key=header.count)
+        with open_regular(path) as binary, io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
+            delimiter = max(DELIMITERS, key=file.readline(LONGEST_LINE).count)
             file.seek(0)
-            reader = csv.reader(file, delimiter=delimiter, strict=True)
+            reader = csv.reader(_lines(path, file), delimiter=delimiter, strict=True)
             names = _header(path, next(reader, []))
             yield Cells(dict.fromkeys(names, ()), np.empty(0, np.int64), delimiter == ";")
             for rows, lines in _chunks(path, reader, len(names)):
@@ -90,6 +106,13 @@ def read_cells(path: Path) -> Iterator[Cells]:
         raise UserError(f"{path} is not UTF-8 ({error.reason}, byte {error.start}): save it as UTF-8") from None
     except csv.Error as error:
         raise UserError(f"{path}, line {reader.line_num}: not valid CSV ({error}): correct the file") from None
+
+
+def _lines(path: Path, file: TextIO) -> Iterator[str]:
+    while line := file.readline(LONGEST_LINE):
+        if len(line) == LONGEST_LINE:
+            raise UserError(f"{path} has a line of more than {LONGEST_LINE:,} characters: check that it is CSV")
+        yield line
 
 
 def _read_csv(path: Path, schema: Schema, budget: Budget) -> Table:
@@ -117,16 +140,20 @@ def _header(path: Path, cells: Sequence[str]) -> list[str]:
     names = [cell.strip() for cell in cells]
     if not any(names):
         raise UserError(f"{path} has no header: write the names of the columns into its first line")
+    seen = set[str]()
     for k, name in enumerate(names):
         if not name:
             raise UserError(f"{path}: column {k + 1} has no name: name it, or save the file without an index")
-        if name in names[:k]:
+        require_name(name, str(path), "the column")
+        if name in seen:
             raise UserError(f"{path} has two columns {name!r}: rename or remove one of them")
+        seen.add(name)
     return names
 
 
 def _chunks(path: Path, reader: Any, width: int) -> Iterator[tuple[list[list[str]], Rows]]:
-    """Yield rows with their line numbers, CHUNK at a time, without empty lines."""
+    """Yield rows with their line numbers, some at a time, without empty lines."""
+    most = max(1, min(CHUNK, CELLS // width))
     rows: list[list[str]] = []
     lines: list[int] = []
     for row in reader:
@@ -139,53 +166,60 @@ def _chunks(path: Path, reader: Any, width: int) -> Iterator[tuple[list[list[str
             )
         rows.append(row)
         lines.append(reader.line_num)
-        if len(rows) == CHUNK:
+        if len(rows) == most:
             yield rows, np.array(lines)
             rows, lines = [], []
     if rows:
         yield rows, np.array(lines)
 
 
-def read_batches(path: Path, schema: Schema | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the wanted columns of a Parquet file as Arrow arrays, chunk by chunk; the first chunk has no rows."""
+def read_batches(path: Path, schema: Schema | None = None, budget: Budget | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the wanted columns of a Parquet file as Arrow arrays, chunk by chunk; the first chunk has no rows.
+
+    budget: refuse a file that claims more rows than fit.
+    """
     pyarrow, parquet = (optional(name, "tables", f"reading {path}") for name in ("pyarrow", "pyarrow.parquet"))
+    with open_regular(path) as binary:
+        try:
+            with parquet.ParquetFile(binary) as file:
+                names = _header(path, file.schema_arrow.names)
+                wanted = (schema or Schema()).wanted(names)
+                if budget:
+                    budget.require(4 * len(wanted) * file.metadata.num_rows, str(path))
+                yield dict.fromkeys(wanted, pyarrow.array([]))
+                most = max(1, min(CHUNK, CELLS // len(names)))
+                for batch in file.iter_batches(batch_size=most, columns=wanted):
+                    batch.validate(
+                        full=True
+                    )  # damaged files may hold text that is not UTF-8, or lengths beyond the end
+                    arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
+                    yield {name: _plain(pyarrow, arrays[name]) for name in wanted}
+        except (pyarrow.ArrowException, EOFError, KeyError, OSError, OverflowError, ValueError) as error:
+            raise UserError(f"{path} cannot be read as Parquet ({one_line(error)}): save it again") from None
+
+
+def _plain(pyarrow: Any, array: Any) -> Any:
+    return array.dictionary_decode() if pyarrow.types.is_dictionary(array.type) else array
+
+
+def typed_array(path: Path, name: str, array: Any) -> Any:
+    """Return an Arrow array as a NumPy array."""
+    pyarrow = optional("pyarrow", "tables", f"reading {path}")
     try:
-        with parquet.ParquetFile(path) as file:
-            names = (schema or Schema()).wanted(_header(path, file.schema_arrow.names))
-            yield dict.fromkeys(names, pyarrow.array([]))
-            for batch in file.iter_batches(batch_size=CHUNK, columns=names):
-                arrays = [batch.column(name) for name in names]
-                plain = [a.dictionary_decode() if pyarrow.types.is_dictionary(a.type) else a for a in arrays]
-                yield dict(zip(names, plain, strict=True))
-    except (pyarrow.ArrowException, EOFError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path} cannot be read as Parquet ({reason}): save it again") from None
+        return array.to_numpy(zero_copy_only=False)
+    except (pyarrow.ArrowException, ValueError, OverflowError) as error:
+        raise UserError(
+            f"{path}: the column {name!r} has the type {array.type} ({one_line(error, 80)}): convert it to numbers or "
+            f"text, or leave it out with data.ignore=[{name!r}]"
+        ) from None
 
 
 def _read_parquet(path: Path, schema: Schema, budget: Budget) -> Table:
-    batches = read_batches(path, schema)
+    batches = read_batches(path, schema, budget)
     builder = TableBuilder(str(path), list(next(batches)), schema, budget, unit="row")
     for batch in batches:
-        builder.add_arrays([array.to_numpy(zero_copy_only=False) for array in batch.values()])
+        builder.add_arrays([typed_array(path, name, array) for name, array in batch.items()])
     return builder.table()
-
-
-def read_arrays(path: Path, budget: Budget) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
-    """Return the array x (n, ...) of an NPZ file and its other arrays, all of n rows."""
-    try:
-        with zipfile.ZipFile(path) as archive:  # arrays are read as a whole, so count their size first
-            budget.spend(sum(member.file_size for member in archive.infolist()), str(path))
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} cannot be read as NPZ ({error}): save it with numpy.savez, without objects") from None
-    x = arrays.pop("x", None)
-    if x is None or not x.ndim or x.dtype.kind not in "biuf":
-        raise UserError(f"{path} has no numeric array x: save x and y in it, and client if it holds all clients")
-    for name, array in arrays.items():
-        if len(array) != len(x):
-            raise UserError(f"{path}: x has {len(x)} rows and {name} has {len(array)}: give one entry per example")
-    return x[:, None] if x.ndim == 1 else x, arrays
 
 
 def _read_npz(path: Path, schema: Schema, budget: Budget) -> Table:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 
 from pfedbayes.data.config import Task
 from pfedbayes.data.own.columns import (
+    LARGEST,
     MAX_CATEGORIES,
     Column,
     Kind,
@@ -20,13 +20,19 @@ from pfedbayes.data.own.columns import (
     Texts,
     as_text,
     by_value,
+    canonical,
     missing,
+    require_name,
     take,
 )
 from pfedbayes.data.splits import Rows
-from pfedbayes.errors import UserError
+from pfedbayes.errors import UserError, one_line
+from pfedbayes.files.checksums import dump_json
+from pfedbayes.files.reading import parse_object
+from pfedbayes.files.typed import from_json
 
 MAX_CLASSES = 1000  # of a target
+MAX_ROWS = 10**10  # of a client
 MAX_INTEGER_CLASSES = 20  # a target with at most this many different values, all integers, holds classes
 
 
@@ -65,21 +71,60 @@ class ClientSummary:
 
     def to_json(self) -> str:
         """Return the summary as JSON, to be sent."""
-        return json.dumps(dataclasses.asdict(self))
+        return dump_json(dataclasses.asdict(self))
 
     @staticmethod
     def from_json(text: str) -> ClientSummary:
-        """Read what `to_json` returns."""
-        fields = json.loads(text)
-        columns = tuple(_column_summary(column) for column in fields.pop("columns"))
-        shape = fields.pop("shape")
-        target = _column_summary(fields.pop("target"))
-        return ClientSummary(columns=columns, target=target, shape=None if shape is None else tuple(shape), **fields)
+        """Read what `to_json` returns; raise UserError if it is damaged or cannot be true."""
+        try:
+            content, _ = parse_object(text.encode())
+            summary = from_json(ClientSummary, content)
+        except ValueError as error:
+            raise UserError(
+                f"a client's summary is damaged ({one_line(error)}): make it again with data.summarise"
+            ) from None
+        require_sound(summary)
+        return summary
 
 
-def _column_summary(fields: Mapping[str, Any]) -> ColumnSummary:
-    values = fields["values"]
-    return ColumnSummary(**{**fields, "values": None if values is None else tuple(values)})
+def require_sound(summary: ClientSummary) -> None:
+    """Refuse a summary that no table has."""
+    where = f"the summary of {one_line(summary.client, 100)!r}"
+    require_name(summary.client, where, "the client")
+    names = [column.name for column in (*summary.columns, summary.target)]
+    rows = summary.target.count + summary.target.missing
+    shape = summary.shape
+    try:
+        _require(len(set(names)) == len(names), "two columns have the same name")
+        _require(1 <= rows <= MAX_ROWS, f"it has {rows} rows")
+        _require(shape is None or (len(shape) > 0 and min(shape) >= 1), f"examples have the shape {shape}")
+        _require(not summary.image or shape is not None, "images have no shape")
+        for column in (*summary.columns, summary.target):
+            require_name(column.name, where, "the column")
+            _require_sound_column(column, rows, MAX_CLASSES if column is summary.target else MAX_CATEGORIES)
+            for value in column.values or ():
+                require_name(value, where, "the category")
+    except ValueError as error:
+        raise UserError(f"{where} cannot be true ({one_line(error)}): make it again with data.summarise") from None
+
+
+def _require_sound_column(column: ColumnSummary, rows: int, most: int) -> None:
+    about = f"the column {column.name!r}"
+    _require(min(column.count, column.missing) >= 0, f"{about} has a negative count")
+    _require(column.count + column.missing == rows, f"{about} has {column.count + column.missing} of {rows} rows")
+    _require((column.kind is None) == (column.count == 0), f"{about} has {column.count} cells of kind {column.kind}")
+    _require(abs(column.mean) <= LARGEST, f"{about} has the mean {column.mean}")
+    # A variance is at most the square of half the range.
+    _require(0 <= column.squares <= column.count * LARGEST**2, f"{about} has the squares {column.squares}")
+    _require(column.kind == "number" or (column.mean, column.squares) == (0, 0), f"{about} is text but has a mean")
+    values = column.values
+    _require(values is None or len(values) == len(set(values)) <= most, f"{about} repeats values or has too many")
+    _require(values is None or len(values) >= (column.kind is not None), f"{about} has cells but no values")
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(otherwise)
 
 
 def summarise(client: str, table: Table, target: str, train: Rows, task: Task | None = None) -> ClientSummary:
@@ -183,7 +228,7 @@ def merge(columns: Sequence[ColumnSummary], summaries: Sequence[ClientSummary]) 
     mean = sum(column.mean * column.count for column in columns) / count if count else 0.0
     squares = sum(column.squares + column.count * (column.mean - mean) ** 2 for column in columns)
     sets = [column.values for column in columns if column.kind]
-    values = None if None in sets else tuple(by_value({value for own in sets for value in own or ()}))
+    values = None if None in sets else tuple(by_value({canonical(value) for own in sets for value in own or ()}))
     return ColumnSummary(
         columns[0].name,
         next(iter(by_kind), None),

@@ -1,0 +1,88 @@
+"""Whether the parts of a run folder fit each other. Each one alone has been compared with its type before.
+
+Every function raises ValueError if something does not fit.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from collections.abc import Sequence
+
+from pfedbayes.evaluation.estimators import MODELS
+from pfedbayes.maths.metrics import METRICS
+from pfedbayes.runs.schema import Example, RoundRecord, RunInfo, Summary
+
+LARGEST_IMAGE = 2**26  # bytes
+
+
+def require_info(info: RunInfo) -> None:
+    """Compare the lists of run.json with each other."""
+    clients = len(info.clients)
+    for name in ("train_sizes", "test_sizes", "labels"):
+        values = getattr(info, name)
+        if values is not None and len(values) != clients:
+            raise ValueError(f"{name} has {len(values)} entries for {clients} clients")
+    if not info.seeds or not clients:
+        raise ValueError("it has no seeds or no clients")
+    if min(*info.train_sizes, *info.test_sizes, info.num_params, *(label for one in info.labels or () for label in one),
+           info.num_clients or 0) < 0:  # fmt: skip
+        raise ValueError("a size or a label is negative")
+    if info.task not in METRICS:
+        raise ValueError(f"task is {info.task!r:.40}")
+    if info.federation is not None and not isinstance(info.federation.settings.get("federation.privacy_delta"), float):
+        raise ValueError("federation.settings has no privacy_delta")
+
+
+def require_rounds(info: RunInfo, rounds: Sequence[RoundRecord]) -> None:
+    """Compare the scores of a log with the seeds and clients of its run."""
+    seeds, clients = len(info.seeds), len(info.clients)
+    before = -1
+    for record in rounds:
+        if not before < record.round or not math.isfinite(record.seconds):
+            raise ValueError(f"round {record.round} follows round {before}, or its time is not a number")
+        before = record.round
+        for model in MODELS:
+            for metrics in record.scores(model).values():
+                tables = metrics.values()
+                if not tables or any(len(table) != seeds or set(map(len, table)) != {clients} for table in tables):
+                    raise ValueError(f"the {model} scores of round {record.round} do not fit the seeds and clients")
+
+
+def require_summary(info: RunInfo, summary: Summary) -> None:
+    """Compare the lists of summary.json with each other and with the clients of its run."""
+    if summary.rounds < 0 or not math.isfinite(summary.seconds):
+        raise ValueError("its rounds or seconds are not numbers that it can have")
+    lengths = [{len(one.confidence), len(one.accuracy), len(one.count)} for one in summary.reliability.values() if one]
+    lengths += [{len(one.coverage), len(one.risk)} for one in summary.risk_coverage.values() if one]
+    if any(len(different) > 1 for different in lengths):
+        raise ValueError("the lists of a curve have different lengths")
+    if {*summary.reliability, *summary.risk_coverage} - set(MODELS):
+        raise ValueError("it has a curve of an unknown model")
+    facts = summary.clients
+    for values in (facts.distance, facts.rarest_label) if facts else ():
+        if values is not None and len(values) != len(info.clients):
+            raise ValueError(f"clients has {len(values)} entries for {len(info.clients)} clients")
+    for example in summary.examples:
+        _require_example(info, example)
+
+
+def _require_example(info: RunInfo, example: Example) -> None:
+    answers = [answer for answer in (example.personal, example.shared) if answer]
+    lengths = {len(values) for answer in answers for values in (answer.probabilities, answer.spread)}
+    classes = len(info.class_names) if info.class_names else None
+    if len(lengths) > 1 or (lengths - {0} and not 0 <= example.label < (classes or max(lengths))):
+        raise ValueError("an example has a label without a probability")
+    if classes is not None and lengths - {0, classes}:
+        raise ValueError("an example does not have a probability for every class")
+    if example.image is not None:
+        size = math.prod(example.image.shape)
+        if len(example.image.shape) != 3 or min(example.image.shape) < 1 or size > LARGEST_IMAGE:
+            raise ValueError("an image has another shape")
+        try:
+            pixels = base64.b64decode(example.image.pixels, validate=True)
+        except binascii.Error:
+            raise ValueError("the pixels of an image are not base64") from None
+        if len(pixels) != size:
+            raise ValueError("an image has more or fewer pixels than its shape says")
