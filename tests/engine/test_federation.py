@@ -118,6 +118,15 @@ class TestPlan:
         with pytest.raises(UserError, match="loop"):
             federation(ByLoop(), plan=EXACT)
 
+    def test_a_looped_client_may_branch_on_values(self):
+        @dataclasses.dataclass(frozen=True)
+        class Branching(ByLoop):
+            def step(self, model, local, batches, noise):
+                return super().step(model, local, batches, noise) if float(local.theta.sum()) < 1e9 else local
+
+        looped = trained(Branching(), plan=dataclasses.replace(EXACT, over="loop"))
+        assert difference(looped.servers, trained(FedAvg()).servers) < 1e-12
+
     def test_a_cpu_takes_few_whole_training_sets_at_a_time(self):
         assert choose_plan(make_model(), FullBatch(), "cpu", at_once=10).chunk == 5
         assert choose_plan(make_model(), FedAvg(), "cpu", at_once=10).chunk is None
