@@ -164,7 +164,7 @@ def run_tests(tests: Sequence[str], folder: Path, mutation: Mutation | None, cal
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder / "hypothesis")
     sys.path.insert(0, str(SOURCE.parent))
     if mutation is not None:
-        sys.meta_path.insert(0, Mutant(mutation))  # type: ignore[arg-type]
+        sys.meta_path.insert(0, Mutant(mutation))
     options = ["-q", "-x", "--tb=short", f"--rootdir={ROOT}", f"--basetemp={folder / 'tmp'}", "--hypothesis-seed=0"]
     options += ["-Wignore::pytest.PytestAssertRewriteWarning"]  # of plugins that were imported before forking
     options += [f"-p{name}" for name in ("no:cacheprovider", "no:xdist", "no:anyio")]
@@ -261,7 +261,8 @@ class Results:
         digest = hashlib.sha256()
         for source in sorted(SOURCE.rglob("*.py")):
             digest.update(source.read_bytes())
-        self._path, empty = path, {"source": digest.hexdigest(), "tests": {}, "caught": []}
+        empty: dict[str, Any] = {"source": digest.hexdigest(), "tests": {}, "caught": []}
+        self._path = path
         self._content = json.loads(path.read_text()) if path is not None and path.exists() else empty
         if self._content["source"] != empty["source"]:
             self._content = empty

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -124,9 +124,9 @@ class _Finder:
                 yield from self._operators(operator, left, right)
             case ast.AugAssign(target=target, op=operator, value=value):
                 yield from self._operators(operator, target, value)
-            case ast.Compare(left=left, ops=operators, comparators=others):
-                for before, operator, after in zip([left, *others], operators, others, strict=False):
-                    yield from self._operators(operator, before, after)
+            case ast.Compare(left=left, ops=comparisons, comparators=others):
+                for (before, after), comparison in zip(pairwise([left, *others]), comparisons, strict=True):
+                    yield from self._operators(comparison, before, after)
             case ast.BoolOp(op=operator, values=values):
                 for before, after in pairwise(values):
                     yield from self._operators(operator, before, after)
@@ -173,7 +173,7 @@ class _Finder:
                 first, last = self._span(node.args[0])
                 yield first, last, f"-({self._text(node.args[0])})"
             else:
-                given = [*node.args, *node.keywords]
+                given: list[ast.expr | ast.keyword] = [*node.args, *node.keywords]
                 arguments = ", ".join(self._text(each) for each in given)
                 yield end, self._span(node)[1], f"({', '.join(filter(None, [arguments, order]))})"
         for keyword in node.keywords:
@@ -204,7 +204,7 @@ class _Finder:
             between = self._content[middle:again].decode()
             yield start, end, self._text(second) + between + self._text(first)
 
-    def _drop(self, elements: list[ast.expr | ast.keyword], dropped: ast.expr | ast.keyword) -> Iterator[Edit]:
+    def _drop(self, elements: Sequence[ast.expr | ast.keyword], dropped: ast.expr | ast.keyword) -> Iterator[Edit]:
         """Drop an element and the comma next to it."""
         place = elements.index(dropped)
         start, end = self._span(dropped)

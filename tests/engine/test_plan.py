@@ -157,6 +157,15 @@ class TestChosenPlan:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "triton" else name)
         assert not has_compiler("cuda")
 
+    def test_freed_memory_is_kept_where_a_cpu_trains_in_chunks(self, monkeypatch):
+        calls = []
+        monkeypatch.setattr(plan_module, "keep_freed_memory", lambda: calls.append(1))
+        for plan in (Plan(), Plan("cuda", chunk=2)):
+            plan.activate()
+        assert calls == []
+        Plan(chunk=2).activate()
+        assert calls == [1]
+
     def test_what_is_shown_to_users(self):
         assert Plan().describe() == ["cpu", "vmap"]
         gpu = Plan("cuda", compile=True, graph=True, noise="philox", precision="bf16")

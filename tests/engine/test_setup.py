@@ -66,6 +66,9 @@ def test_images_of_one_pixel_height_may_be_shifted_sideways():
     low = dataclasses.replace(line, x=randn(len(shards.x), 1, 2, 3))
     with pytest.raises(UserError, match=r"training.shift=2 moves images of 2 x 3 pixels out of sight"):
         federation(FedAvg(), moved, shards=low, model=make_model(nn.Sequential(nn.Flatten(), nn.Linear(6, 3))))
+    channels = dataclasses.replace(line, x=randn(len(shards.x), 2, 3, 3))
+    net = make_model(nn.Sequential(nn.Flatten(), nn.Linear(18, 3)))
+    assert federation(FedAvg(), moved, shards=channels, model=net).setup.views.count == 25
     for shift in (3, 4):
         with pytest.raises(UserError, match=f"training.shift={shift} moves images of 1 x 3 pixels out of sight"):
             federation(FedAvg(), dataclasses.replace(moved, shift=shift), shards=line, model=model)
