@@ -147,7 +147,7 @@ def test_the_prediction_of_the_page_on_own_data_works(tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     rows = "".join(f"{k % 7},{'xyz'[k % 3]},{('north', 'south')[k % 2]},{k % 5 // 2}\n" for k in range(60))
     (tmp_path / "clinics.csv").write_text("a,b,hospital,outcome\n" + rows)
-    (tmp_path / "new.csv").write_text("a,b\n1,x\n2,never\n")
+    (tmp_path / "new.csv").write_text("a,b\n1,x\n2,z\n")
     settings = ["path=clinics.csv", "target=outcome", "client_column=hospital"]
     experiment = read_experiment(None, [*(f"data.{text}" for text in settings), "training.rounds=2"])
     list(execute(experiment, tmp_path / "runs" / "clinics-pfedbayes", [1]))

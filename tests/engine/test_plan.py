@@ -39,6 +39,11 @@ class TestPlan:
         with pytest.raises(UserError, match=r"execution\.(graph|compile)"):
             Plan(**settings)
 
+    @pytest.mark.parametrize("settings", [{"threads": 100_000}, {"threads": 2**31}, {"threads": 0}, {"chunk": 0}])
+    def test_absurd_numbers_are_refused(self, settings):
+        with pytest.raises(ValueError, match=f"{next(iter(settings))} must be"):
+            Plan(**settings)
+
     def test_on_another_device_it_has_nothing_that_only_its_own_has(self):
         gpu = Plan("cuda", noise="philox", graph=True, precision="tf32", convolutions="matmul", resting="host")
         assert gpu.on("cuda") == gpu

@@ -189,5 +189,5 @@ def test_what_is_known_of_files_is_checked():
         read_experiment(None, ["data.name=files"])
     with pytest.raises(UserError, match="belong together"):
         read_experiment(None, ["data.path=x.csv", "data.name=mnist"])
-    with pytest.raises(UserError, match=r"preprocessing\.json is missing"):
+    with pytest.raises(UserError, match=r"cannot read nowhere.preprocessing\.json"):
         package.read_preprocessing("nowhere")
