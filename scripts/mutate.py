@@ -57,6 +57,7 @@ PRELOADED = (
     "flwr.serverapp", "flwr.clientapp",
 )  # fmt: skip
 MEMORY = 12 << 30  # bytes of address space of a child
+FAILED_TO_RUN = 99  # exit code of a child that did not get as far as pytest
 
 
 class Table(NamedTuple):
@@ -183,7 +184,7 @@ class Child:
             self._live(tests, int(seconds))
 
     def _live(self, tests: Sequence[str], seconds: int) -> None:
-        code = 99
+        code = FAILED_TO_RUN
         try:
             os.setsid()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -325,7 +326,7 @@ def run_mutations(chosen: Sequence[Mutation], table: Table, results: Results, pr
                 print(f"no test    {mutation}", flush=True)
         for child in run_all(jobs, processes, home):
             assert child.mutation is not None  # noqa: S101, only the runs without a mutation have none
-            if child.code in (4, 5, 99):
+            if child.code == FAILED_TO_RUN:
                 raise SystemExit(f"{child.mutation}: the tests could not be run\n{child.log()}")
             if child.code == 0:
                 survivors.append(child.mutation)

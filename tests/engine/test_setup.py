@@ -9,7 +9,7 @@ from torch import nn
 from federations import SIZES, TRAINING, federation, make_model, make_shards, randn, trained
 from pfedbayes.errors import UserError
 from pfedbayes.maths.random import Purpose, key
-from pfedbayes.methods import FedAvg
+from pfedbayes.methods import METHODS, FedAvg
 from pfedbayes.methods.base import Needs
 
 
@@ -34,6 +34,14 @@ class TestTied:
 
     def test_other_methods_may_train_all_clients_and_average_few(self):
         assert federation(FedAvg(), dataclasses.replace(TRAINING, train="all")).participants < len(SIZES)
+
+
+def test_a_method_may_need_all_clients():
+    bnfed = METHODS["bnfed"]()
+    for participants in (None, 5):
+        assert federation(bnfed, dataclasses.replace(TRAINING, participants=participants)).participants == 5
+    with pytest.raises(UserError, match=r"BNFed needs all 5 clients: leave training\.participants out"):
+        federation(bnfed, dataclasses.replace(TRAINING, participants=4))
 
 
 def test_rows_of_members_whether_or_not_they_follow_each_other():

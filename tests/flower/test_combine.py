@@ -162,6 +162,15 @@ def test_wide_clips_and_no_noise_are_the_plain_average():
     assert difference(private, plain) < 1e-5
 
 
+def test_an_update_that_is_no_gaussian_is_clipped_as_a_whole():
+    server, uploads = torch.zeros(2, 2).double(), [torch.tensor([[3.0, 0.0], [0.0, 4.0]]).double()] * 3
+    config = FederationConfig(3, privacy_noise=1e-12, privacy_clip=1.0, privacy_clip_rho=1e-3)
+    clipped = combine(FedAvg(), config, server, uploads, SIZES[:3], CLIENTS[:3])
+    assert clipped.tolist() == [pytest.approx([0.6, 0.0], abs=1e-9), pytest.approx([0.0, 0.8], abs=1e-9)]
+    gaussian = combine(PFedBayes(), config, server, uploads, SIZES[:3], CLIENTS[:3])
+    assert gaussian.tolist() == [pytest.approx([1.0, 0.0], abs=1e-9), pytest.approx([0.0, 1e-3], abs=1e-9)]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

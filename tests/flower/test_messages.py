@@ -12,6 +12,7 @@ from torch import Tensor
 from pfedbayes.flower import messages
 from pfedbayes.flower.messages import (
     FACTS,
+    LARGEST_COUNT,
     PROTOCOL,
     RAW,
     Refused,
@@ -19,6 +20,7 @@ from pfedbayes.flower.messages import (
     facts_of,
     from_arrays,
     num_bytes,
+    refuse_wild,
     to_arrays,
 )
 
@@ -131,3 +133,31 @@ def test_the_wire_knows_these_types():
     assert RAW == "pfedbayes.raw"
     assert set(messages.TYPES) == {"float16", "bfloat16", "float32", "float64", "int64", "bool"}
     assert all(str(kind) == f"torch.{name}" for name, kind in messages.TYPES.items())
+
+
+class TestRefuseWild:
+    @pytest.mark.parametrize("counts", [[0], [0, LARGEST_COUNT], [5, 3], []])
+    def test_counts_that_can_be(self, counts):
+        refuse_wild((torch.tensor(counts, dtype=torch.int64),), 1.0)
+
+    @pytest.mark.parametrize("counts", [[-1], [LARGEST_COUNT + 1], [3, -1], [0, 3, LARGEST_COUNT + 1]])
+    def test_counts_that_cannot_be(self, counts):
+        with pytest.raises(Refused, match=f"impossible counts: {min(counts)} to {max(counts)}"):
+            refuse_wild((torch.tensor(counts),), 1.0)
+
+    def test_the_largest_count_is_a_trillion(self):
+        assert LARGEST_COUNT == 10**12
+
+    @pytest.mark.parametrize("values", [[2.0, -2.0], [0.0], []])
+    def test_numbers_up_to_the_largest(self, values):
+        refuse_wild((torch.zeros(1), torch.tensor(values)), 2.0)
+
+    @pytest.mark.parametrize("value", [2.001, -2.001])
+    def test_numbers_beyond_it(self, value):
+        with pytest.raises(Refused, match=r"upload\.1 has an entry of magnitude 2, more than federation\.largest = 2"):
+            refuse_wild((torch.zeros(1), torch.tensor([0.0, value])), 2.0)
+
+    @pytest.mark.parametrize("value", [torch.nan, torch.inf])
+    def test_numbers_that_are_none(self, value):
+        with pytest.raises(Refused, match="upload is not finite"):
+            refuse_wild(torch.tensor([0.0, value]), torch.inf)

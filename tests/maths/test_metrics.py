@@ -244,8 +244,10 @@ def test_temperature_stays_within_its_range():
 
 
 def test_a_probability_above_one_by_rounding_is_in_the_last_bin():
-    sums = reliability(torch.tensor([[1e-6, -20.0], [math.log(0.04), math.log(0.03)]]), torch.tensor([0, 0]))
-    assert sums.total.tolist() == [1.0] + [0.0] * 13 + [1.0]
+    probs = torch.tensor([[1 + 1e-6, 1e-9], [0.04, 0.03], [0.5, 0.4]])
+    sums = reliability(probs.log(), torch.tensor([0, 0, 1]))
+    assert sums.total.tolist() == [1.0] + [0.0] * 6 + [1.0] + [0.0] * 6 + [1.0]  # a half is in (7/15, 8/15]
+    assert sums.correct.tolist() == [1.0] + [0.0] * 13 + [1.0]
 
 
 def test_label_prior_smooths_the_counts_by_half_an_example():
@@ -299,6 +301,12 @@ class TestRegression:
         assert_close(coverage, 100 * inside.double().mean())
         assert_close(deviation, mixture.variance.sqrt().mean())
         assert_close(model_deviation, means.std(0, correction=0).mean())
+
+    def test_scores_are_in_the_original_units(self):
+        plain, scaled = (scores(Regression(0.5, unit), self.outputs[..., :2], self.y) for unit in (1.0, 10.0))
+        rmse, log_loss, coverage, deviation, model_deviation = scaled - plain * torch.tensor([10.0, 1, 1, 10, 10])
+        assert_close(torch.stack([rmse, coverage, deviation, model_deviation]), torch.zeros(4, dtype=torch.float64))
+        assert float(log_loss) == pytest.approx(2 * math.log(10))  # two targets
 
     def test_coverage_of_the_true_model_is_90_percent(self):
         mean = randn(20_000, 1)
