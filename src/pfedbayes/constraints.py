@@ -41,7 +41,7 @@ class Interval:
 
     def __contains__(self, value: float) -> bool:
         return (
-            not math.isnan(value)
+            not (isinstance(value, float) and math.isnan(value))
             and (self.at_least is None or value >= self.at_least)
             and (self.more_than is None or value > self.more_than)
             and (self.at_most is None or value <= self.at_most)
@@ -66,6 +66,11 @@ class Interval:
 NonNegative = Annotated[Number, Interval(at_least=0)]
 Positive = Annotated[Number, Interval(more_than=0)]
 AtLeastOne = Annotated[Number, Interval(at_least=1)]
+# Steps and draws. More than a million of them are a slip of the pen: they would run for days or fill the memory.
+Count = Annotated[int, Interval(at_least=1, at_most=10**6)]
+CountOrZero = Annotated[int, Interval(at_least=0, at_most=10**6)]
+LARGEST_SEED = 2**63 - 1
+Seed = Annotated[int, Interval(at_least=0, at_most=LARGEST_SEED)]
 
 
 def check(instance: Any) -> None:

@@ -1,21 +1,21 @@
 """Errors that the user can fix."""
 
 import difflib
-import re
 from collections.abc import Iterable
 
-_LONG_WORD = re.compile(r"(\S{200})\S{200,}(\S{100})")
+LONGEST = 2000  # characters of a message: a long path or value must not hide the cause
+SPACES = "\u00a0\u202f"  # spaces that print but do not break a line
 
 
 class UserError(Exception):
     """An error that the user can fix: one line with the cause and the remedy.
 
     The command line prints it and exits with code 2. It may quote paths and contents of files: characters that do not
-    print are escaped, and very long words are shortened.
+    print are escaped, and the middle of a very long message is left out.
     """
 
     def __init__(self, message: object) -> None:
-        super().__init__(_LONG_WORD.sub(r"\1…\2", printable(str(message))))
+        super().__init__(printable(shorten(str(message))))
 
 
 class Diverged(UserError):
@@ -31,7 +31,12 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 def printable(text: str) -> str:
     """Return a text in which line breaks, control characters and halves of surrogate pairs are escaped."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+    return "".join(one if one.isprintable() or one in SPACES else ascii(one)[1:-1] for one in text)
+
+
+def shorten(text: str) -> str:
+    """Return a text without the middle of a very long one."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
 
 
 def one_line(message: object, longest: int = 200) -> str:

@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pfedbayes.errors import UserError
+
 # Parameters of mallopt, from glibc's malloc.h.
 TRIM_THRESHOLD, MMAP_MAX = -1, -4
 MOST_KEPT = 2**31 - 1  # bytes, the largest value that mallopt accepts
@@ -24,6 +26,20 @@ def host_memory() -> int:
     with contextlib.suppress(OSError, ValueError):  # the file is missing or says "max": no limit
         return min(physical, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return physical
+
+
+def device_memory(device: torch.device) -> int:
+    """Return the bytes of memory of a device; for the CPU, of the host."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else host_memory()
+
+
+def refuse_too_large(needed: int, available: int, what: str, remedy: str) -> None:
+    """Refuse what cannot fit into memory, before it is allocated. needed: a lower bound, in bytes."""
+    if needed > available:
+        raise UserError(
+            f"{what} needs at least {needed / 1e9:,.0f} GB of memory, and there are {available / 1e9:,.0f} GB: reduce "
+            f"{remedy}"
+        )
 
 
 @cache

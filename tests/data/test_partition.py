@@ -1,6 +1,8 @@
 """Dealing the pool to the clients: the paper's protocol and the other rules."""
 
 import dataclasses
+import hashlib
+import sys
 from collections import Counter
 from typing import Any
 
@@ -249,6 +251,7 @@ class TestOverlap:
         assert not same(one, partition(toy_pool(), dataclasses.replace(few, seed=2)))
 
     def test_more_images_than_there_are(self) -> None:
+        partition(toy_pool(), DataConfig(clients=1, train_per_label=30, test_per_label=30, split="overlap"))
         with pytest.raises(UserError, match="class 0 has 60 images, but a client needs 61"):
             partition(toy_pool(), DataConfig(clients=1, train_per_label=31, test_per_label=30, split="overlap"))
 
@@ -359,6 +362,62 @@ class TestValidation:
         config = DataConfig(clients=2, labels_per_client=1, train_per_label=1, test_per_label=1, validation=0.5)
         shards = partition(toy_pool(), config)
         assert [len(rows) for rows in shards.train] == [1, 1]
+
+
+FEW = {"train_per_label": 4, "test_per_label": 3}
+HELD_OUT = {"validation": 0.25, "certify": 0.5}
+
+
+def digest(shards: Shards) -> str:
+    """The rows of all clients and their order in one number."""
+    rows = [[own.tolist() for own in part] for part in (shards.train, shards.test, shards.validation, shards.certify)]
+    return hashlib.sha256(repr(rows).encode()).hexdigest()[:12]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            {"labels_per_client": 3, **FEW, **HELD_OUT},
+            "ecdfaaca632f",
+        ),
+        ({"labels": "sliding", "labels_per_client": 2, **FEW}, "55fc133f4dbe"),
+        ({"labels": "random", "labels_per_client": 2, **FEW}, "cc0ce7404db2"),
+        (
+            {
+                "split": "shuffle",
+                "labels_per_client": 3,
+                "train_per_label": 4,
+                "test_per_label": 3,
+                "validation": 0.25,
+                "certify": 0.5,
+            },
+            "978a849e55f0",
+        ),
+        ({"split": "overlap", "labels_per_client": 3, **FEW}, "b4191ccbd9e8"),
+        ({"labels": "iid", **HELD_OUT}, "6022004ae9dc"),
+        ({"labels": "iid", "examples": 20}, "52ce6602d2e4"),
+        ({"labels": "dirichlet", "alpha": 0.3, **HELD_OUT}, "baae752bd8fd"),
+        ({"labels": "dirichlet", "alpha": 0.01}, "8662fcb88386"),
+    ],
+)
+def test_a_seed_deals_the_same_rows_in_every_version(settings: dict[str, Any], expected: str) -> None:
+    """Runs are resumed, repeated and published by seed: neither the rows below nor their order ever change."""
+    assert digest(partition(toy_pool(), DataConfig(clients=6, seed=5, **settings))) == expected
+
+
+def test_published_data_are_looked_for_where_the_caller_or_the_config_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load(*arguments: Any, **options: Any) -> Pool:
+        asked.append((arguments, options))
+        return toy_pool()
+
+    monkeypatch.setattr(sys.modules["pfedbayes.data.partition"], "load_published", load)
+    config = DataConfig(clients=2, dir="there", train_per_label=3, test_per_label=2)
+    load_shards(config, progress=print)
+    load_shards(config, "here")
+    assert asked == [(("mnist", "there"), {"progress": print}), (("mnist", "here"), {"progress": None})]
 
 
 class TestSynthetic:

@@ -75,6 +75,28 @@ class TestTraining:
         with pytest.raises(ValueError, match=field):
             Training(**{field: value})
 
+    def test_defaults(self):
+        assert dataclasses.asdict(Training()) == {
+            "rounds": 200,
+            "local_steps": 20,
+            "batch_size": 100,
+            "participants": None,
+            "train": None,
+            "evaluate_every": 10,
+            "evaluate_window": None,
+            "seed": 1,
+            "flip": False,
+            "shift": 0,
+            "server_optimizer": "none",
+            "server_rate": 1.0,
+            "server_momentum": 0.9,
+            "patience": None,
+        }
+
+    def test_a_window_of_one_round_is_one(self):
+        training = Training(rounds=9, evaluate_every=9, evaluate_window=(1, 1))
+        assert [round for round in range(1, 10) if training.evaluates(round)] == [1, 9]
+
     def test_window_holds_both_ends(self):
         training = Training(rounds=1000, evaluate_every=600, evaluate_window=(700, 800))
         evaluated = [round for round in range(1, 1001) if training.evaluates(round)]
@@ -95,6 +117,15 @@ class TestPlan:
         assert difference(looped.servers, trained(FedAvg()).servers) < 1e-12
         with pytest.raises(UserError, match="loop"):
             federation(ByLoop(), plan=EXACT)
+
+    def test_a_looped_client_may_branch_on_values(self):
+        @dataclasses.dataclass(frozen=True)
+        class Branching(ByLoop):
+            def step(self, model, local, batches, noise):
+                return super().step(model, local, batches, noise) if float(local.theta.sum()) < 1e9 else local
+
+        looped = trained(Branching(), plan=dataclasses.replace(EXACT, over="loop"))
+        assert difference(looped.servers, trained(FedAvg()).servers) < 1e-12
 
     def test_a_cpu_takes_few_whole_training_sets_at_a_time(self):
         assert choose_plan(make_model(), FullBatch(), "cpu", at_once=10).chunk == 5
@@ -258,11 +289,12 @@ class TestMemory:
 
         monkeypatch.setattr(LocalTraining, "__call__", limited)
 
-    def test_fewer_clients_at_once_give_the_same_result(self, monkeypatch):
+    @pytest.mark.parametrize("most", [1, 2])
+    def test_fewer_clients_at_once_give_the_same_result(self, monkeypatch, most):
         expected = trained(PFedBayes())
-        self.shrink(monkeypatch, most=2)
+        self.shrink(monkeypatch, most)
         small = trained(PFedBayes())
-        assert small.plan.chunk == 2
+        assert small.plan.chunk == most
         assert difference(small.servers, expected.servers) < 1e-12
 
     def test_not_even_one_client_is_one_clear_line(self, monkeypatch):

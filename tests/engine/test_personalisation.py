@@ -5,6 +5,7 @@ import torch
 
 from federations import difference, federation, make_shards, same_bits, trained
 from pfedbayes.engine.personalisation import personalise, prior_of
+from pfedbayes.engine.plan import Plan
 from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError
 from pfedbayes.maths.gaussian import kl
@@ -72,6 +73,15 @@ def test_own_clients_start_from_their_personal_models_in_every_seed():
         for client in range(5):
             assert torch.equal(again.personal_state(client, s).q, ours.personal_state(client, s).q)
     assert prior_of(ours, "shared").per_client(3)[1].shape == (3, *ours.servers[1].shape)
+
+
+def test_by_default_it_takes_200_eager_steps_with_the_methods_own_zeta():
+    ours = federation(PFedBayes(zeta=3.0), plan=Plan(compile=True, resting="host"))
+    prior = prior_of(ours, "shared")
+    new = personalise(dataclasses.replace(prior, batch_size=50), newcomers())
+    assert (new.training.local_steps, new.training.rounds, new.training.batch_size) == (200, 1, 50)
+    assert (new.method.zeta, new.plan.compile, new.plan.resting, new.round) == (3.0, False, "device", 1)
+    assert personalise(prior, newcomers(), steps=0).training.local_steps == 1
 
 
 def test_what_cannot_be_personalised_is_said():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,8 +17,9 @@ from federations import (
     randn,
     same_bits,
 )
+from pfedbayes.engine import plan as plan_module
 from pfedbayes.engine.backend.local_training import LocalTraining
-from pfedbayes.engine.plan import Plan, choose_plan, has_compiler
+from pfedbayes.engine.plan import Plan, _chunk, choose_device, choose_plan, has_compiler, is_long, plan_for, run_size
 from pfedbayes.errors import UserError
 from pfedbayes.methods import METHODS, PFedBayes
 from pfedbayes.nets import vgg
@@ -35,6 +37,11 @@ class TestPlan:
     )
     def test_what_does_not_go_together_is_refused(self, settings):
         with pytest.raises(UserError, match=r"execution\.(graph|compile)"):
+            Plan(**settings)
+
+    @pytest.mark.parametrize("settings", [{"threads": 100_000}, {"threads": 2**31}, {"threads": 0}, {"chunk": 0}])
+    def test_absurd_numbers_are_refused(self, settings):
+        with pytest.raises(ValueError, match=f"{next(iter(settings))} must be"):
             Plan(**settings)
 
     def test_on_another_device_it_has_nothing_that_only_its_own_has(self):
@@ -63,6 +70,126 @@ class TestPlan:
     def test_a_cpu_trains_as_many_clients_at_a_time_as_its_caches_hold(self, at_once, chunk):
         model = make_model(nn.Sequential(nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10)))
         assert choose_plan(model, PFedBayes(), "cpu", at_once=at_once).chunk == chunk
+
+
+DENSE, IMAGES = make_model(), make_model(vgg())
+LONG = 10**9
+HERE = {"device": "cpu", "threads": torch.get_num_threads()}
+
+
+class TestChosenPlan:
+    """The whole plan, on machines with and without a GPU and a compiler."""
+
+    def choose(self, monkeypatch, *arguments, gpu=True, compiler=True, **options):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+        monkeypatch.setattr(plan_module, "has_compiler", lambda device: compiler)
+        return choose_plan(*arguments, **options)
+
+    @pytest.mark.parametrize(
+        ("model", "method", "options", "expected"),
+        [
+            (DENSE, "pfedbayes", {}, {"device": "cuda", "graph": True, "noise": "philox"}),
+            (DENSE, "pfedbayes", {"gpu": False}, HERE),
+            (DENSE, "pfedbayes", {"device": "cpu", "dtype": "float64"}, HERE | {"dtype": "float64"}),
+            (DENSE, "pfedbayes", {"device": "cpu", "client_steps": LONG}, HERE | {"compile": True}),
+            (DENSE, "pfedbayes", {"device": "cpu", "client_steps": LONG, "compiler": False}, HERE),
+            (DENSE, "pfedbayes", {"device": "cpu", "client_steps": LONG, "over": "loop"}, HERE | {"over": "loop"}),
+            (DENSE, "pfedbayes", {"over": "loop"}, {"device": "cuda", "over": "loop"}),
+            (DENSE, "bnfed", {"client_steps": LONG}, {"device": "cuda", "noise": "philox"}),
+            (IMAGES, "pfedbayes", {"device": "cpu", "client_steps": LONG}, HERE | {"over": "loop"}),
+            (IMAGES, "pfedbayes", {"device": "cpu", "client_steps": LONG, "over": "vmap"}, HERE),
+            (
+                IMAGES,
+                "pfedbayes",
+                {"client_steps": LONG},
+                {"device": "cuda", "compile": True, "graph": True, "noise": "philox", "precision": "tf32"}
+                | {"convolutions": "matmul"},
+            ),
+            (
+                IMAGES,
+                "pfedbayes",
+                {"dtype": "float64"},
+                {"device": "cuda", "graph": True, "noise": "philox", "dtype": "float64", "convolutions": "matmul"},
+            ),
+            (
+                IMAGES,
+                "pfedgp",
+                {},
+                {
+                    "device": "cuda",
+                    "noise": "philox",
+                    "convolutions": "matmul",
+                    "graph": not METHODS["pfedgp"]().needs.eager,
+                },
+            ),
+        ],
+    )
+    def test_by_model_method_and_machine(self, monkeypatch, model, method, options, expected):
+        assert self.choose(monkeypatch, model, METHODS[method](), **options) == Plan(**expected)
+
+    def test_a_run_is_long_from_three_billion_updates_on(self):
+        model = SimpleNamespace(net=SimpleNamespace(num_params=10))
+        assert not is_long(model, 3 * 10**8)
+        assert is_long(model, 3 * 10**8 + 1)
+
+    @pytest.mark.parametrize(
+        ("count", "most", "chunk"), [(13, 13, None), (14, 13, 7), (15, 13, 13), (102, 12, 12), (36, 13, 12), (3, 1, 1)]
+    )
+    def test_chunks_are_equal_if_they_need_not_be_too_small(self, count, most, chunk):
+        assert _chunk(count, most) == chunk
+
+    def test_the_size_of_a_run(self):
+        training = dataclasses.replace(TRAINING, rounds=7, local_steps=4, participants=3)
+        assert run_size(PFedBayes(), training, 5, 2) == (7 * 4 * 5 * 2, 10)  # pFedBayes trains all clients
+        assert run_size(METHODS["fedavg"](), training, 5, 2) == (7 * 4 * 3 * 2, 6)
+        everybody = dataclasses.replace(training, participants=None)
+        assert run_size(METHODS["fedavg"](), everybody, 5, 2) == (7 * 4 * 5 * 2, 10)
+        assert run_size(METHODS["pooled"](), training, 5, 2) == (7 * 4 * 1 * 2, 2)
+        planned = plan_for(DENSE, PFedBayes(), training, 5, 2, "cpu", "float64", "loop")
+        assert planned == Plan("cpu", "loop", threads=torch.get_num_threads(), dtype="float64")
+
+    def test_devices(self, monkeypatch):
+        for gpu, found in ((True, "cuda"), (False, "cpu")):
+            monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
+            assert (choose_device("auto"), choose_device("cpu")) == (found, "cpu")
+        with pytest.raises(UserError, match="there is no device 'tpu'"):
+            choose_device("tpu")
+
+    def test_compilers(self, monkeypatch):
+        for command, found in (("sh", True), ("no-such-compiler", False)):
+            monkeypatch.setenv("CXX", command)
+            assert has_compiler("cpu") is found
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "triton" else name)
+        assert not has_compiler("cuda")
+
+    def test_freed_memory_is_kept_where_a_cpu_trains_in_chunks(self, monkeypatch):
+        calls = []
+        monkeypatch.setattr(plan_module, "keep_freed_memory", lambda: calls.append(1))
+        for plan in (Plan(), Plan("cuda", chunk=2)):
+            plan.activate()
+        assert calls == []
+        Plan(chunk=2).activate()
+        assert calls == [1]
+
+    def test_what_is_shown_to_users(self):
+        assert Plan().describe() == ["cpu", "vmap"]
+        gpu = Plan("cuda", compile=True, graph=True, noise="philox", precision="bf16")
+        assert gpu.describe() == ["cuda", "vmap", "compiled", "replayed", "bf16"]
+
+    @pytest.mark.parametrize(
+        ("precision", "tf32", "half"), [("full", False, False), ("tf32", True, False), ("bf16", False, True)]
+    )
+    def test_torchs_switches(self, precision, tf32, half):
+        plan = Plan(precision=precision, threads=1)
+        try:
+            plan.activate()
+            assert torch.backends.cudnn.deterministic
+            assert torch.backends.cudnn.allow_tf32 is tf32
+            assert torch.get_float32_matmul_precision() == ("high" if tf32 else "highest")
+            assert torch.get_num_threads() == 1
+            assert plan.fit(DENSE).half is half
+        finally:
+            Plan().activate()
 
 
 class TestFasterOver:

@@ -58,6 +58,21 @@ def test_keys_fit_each_other_and_are_private(tmp_path):
         make_keys(folder, ["x"], 1)
 
 
+@pytest.mark.parametrize(
+    "host", ["", "\udcff", "é", "a" * 300, "a b", "http://x", "a..b", "-a", "a\n", "x/24", ".".join("a" * 200)]
+)
+def test_a_host_that_is_none_is_refused(tmp_path, host):
+    with pytest.raises(UserError, match="neither an address nor a host name"):
+        make_keys(tmp_path / "keys", ["link.example", host], 1)
+    assert not (tmp_path / "keys").exists()
+
+
+@pytest.mark.parametrize("nodes", [0, 10**9])
+def test_absurdly_many_nodes_are_refused(tmp_path, nodes):
+    with pytest.raises(UserError, match="give 1 to"):
+        make_keys(tmp_path / "keys", ["link.example"], nodes)
+
+
 def test_leave_wants_a_folder(tmp_path):
     done = pfedbayes("federation", "leave", "nowhere", cwd=tmp_path)
     assert done.returncode == 2

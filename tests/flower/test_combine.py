@@ -34,6 +34,8 @@ def test_trimmed_mean_leaves_out_both_ends_of_every_entry():
     assert trimmed_mean(uploads, 0.2).tolist() == pytest.approx([(1 + 2 + 4) / 3, 6.0])
     assert trimmed_mean(uploads, 0.0).tolist() == pytest.approx(uploads.mean(0).tolist())
     assert trimmed_mean(uploads[:2], 0.4).tolist() == pytest.approx([1.5, -20.5])  # of two none can be left out
+    # 0.2 of 7 values are 1.4: two at each end.
+    assert trimmed_mean(torch.tensor([0.0, 9.0, 1.0, 3.0, 6.0, 70.0, 80.0]), 0.2) == 6
 
 
 def test_long_updates_become_as_long_as_the_median_one():
@@ -158,6 +160,15 @@ def test_wide_clips_and_no_noise_are_the_plain_average():
     private = combine(PFedBayes(beta=0.3), config, server, uploads, SIZES, CLIENTS)
     plain = combine(PFedBayes(beta=0.3), FederationConfig(5), server, uploads, SIZES, CLIENTS)
     assert difference(private, plain) < 1e-5
+
+
+def test_an_update_that_is_no_gaussian_is_clipped_as_a_whole():
+    server, uploads = torch.zeros(2, 2).double(), [torch.tensor([[3.0, 0.0], [0.0, 4.0]]).double()] * 3
+    config = FederationConfig(3, privacy_noise=1e-12, privacy_clip=1.0, privacy_clip_rho=1e-3)
+    clipped = combine(FedAvg(), config, server, uploads, SIZES[:3], CLIENTS[:3])
+    assert clipped.tolist() == [pytest.approx([0.6, 0.0], abs=1e-9), pytest.approx([0.0, 0.8], abs=1e-9)]
+    gaussian = combine(PFedBayes(), config, server, uploads, SIZES[:3], CLIENTS[:3])
+    assert gaussian.tolist() == [pytest.approx([1.0, 0.0], abs=1e-9), pytest.approx([0.0, 1e-3], abs=1e-9)]
 
 
 @pytest.mark.parametrize(

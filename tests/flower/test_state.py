@@ -11,10 +11,11 @@ from grids import FakeGrid, own_data, run_config, serve
 
 from federations import model_for, same_bits
 from pfedbayes import UserError, load, runs
+from pfedbayes.files.tensors import tensor_bytes
 from pfedbayes.flower import client_app, load_node
 from pfedbayes.flower.messages import facts_of
 from pfedbayes.flower.settings import Settings
-from pfedbayes.flower.state import Generation, StateFolder
+from pfedbayes.flower.state import ABOUT, Generation, StateFolder
 from pfedbayes.report import write
 
 
@@ -59,6 +60,26 @@ def test_a_damaged_state_is_an_error(tmp_path):
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(UserError, match=r"round-000001.safetensors is damaged"):
         folder.start_of(2, last=1)
+
+
+@pytest.mark.parametrize("about", ["[]", "{}", '{"previous": "1"}', '{"previous": null}'])
+def test_a_state_that_does_not_say_which_round_it_follows_is_an_error(tmp_path, about):
+    folder = StateFolder(tmp_path)
+    (tmp_path / "round-000003.safetensors").write_bytes(tensor_bytes({"x": torch.zeros(1)}, {ABOUT: about}))
+    with pytest.raises(UserError, match="it does not say which round it follows"):
+        folder.read(3)
+
+
+def test_only_files_of_rounds_are_states(tmp_path):
+    folder = StateFolder(tmp_path)
+    for name in ("round-000010.safetensors", "round-000002.safetensors", "round-x.safetensors", "other.safetensors"):
+        (tmp_path / name).touch()
+    assert folder.rounds() == [2, 10]
+    (tmp_path / ".round-000004.safetensors.part").touch()
+    folder.write(generation(11, 10))
+    assert sorted(path.name for path in tmp_path.iterdir() if "round-0" in path.name) == [
+        "round-000010.safetensors", "round-000011.safetensors",
+    ]  # fmt: skip
 
 
 def refusals(grid):

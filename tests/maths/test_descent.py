@@ -29,6 +29,13 @@ def test_adam_moves_the_rows_as_it_moves_v():
     assert_close(join_rows(moving), (v, state))
 
 
+def test_adam_overwrites_the_memory_of_what_moves():
+    moving = split_rows(V, adam_init(V))
+    after = descend(moving, GRADS[0], 0.1)
+    assert after.mu is moving.mu
+    assert after.rho is moving.rho
+
+
 def test_sgd_is_a_plain_step():
     moving = descend(split_rows(V, adam_init(V)), GRADS[0], 0.1, "sgd")
     moved, state = join_rows(moving)

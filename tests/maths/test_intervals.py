@@ -66,3 +66,13 @@ def test_each_bound_holds_as_often_as_it_says(rate):
         assert fails <= delta
     too_low = sum(binom.pmf(k, trials, rate) for k in range(trials + 1) if (k / trials) < rate)
     assert too_low > delta  # so that a bound that forgets its slack would be seen
+
+
+def test_each_bound_is_as_tight_as_its_formula():
+    # Closed forms without an error: 1 - delta^(1/n), and 1 - exp(-log(1/delta) / n).
+    for delta in (0.02, 0.05, 0.3):
+        assert binomial_upper(0, 40, delta) == pytest.approx(1 - delta ** (1 / 40), rel=1e-9)
+        assert binomial_lower(40, 40, delta) == pytest.approx(delta ** (1 / 40), rel=1e-9)
+        assert sampled_mean_upper(0.0, 40, delta) == pytest.approx(1 - delta ** (1 / 40), rel=1e-9)
+        slack = (3.0 + math.log(2 * math.sqrt(40) / delta)) / 40
+        assert pac_bayes_kl(0.0, 3.0, 40, delta) == pytest.approx(1 - math.exp(-slack), rel=1e-9)

@@ -26,6 +26,7 @@ from pfedbayes.maths.metrics import (
     ece,
     entropy,
     log_average,
+    log_label_prior,
     mutual_information,
     nll,
     reliability,
@@ -150,6 +151,12 @@ def test_adaptive_ece_by_hand(logits, probs, y):
     assert float(adaptive_ece(log_average(logits), y)) == pytest.approx(total / 500)
 
 
+def test_adaptive_ece_of_many_models_is_that_of_each():
+    log_probs, y = randn(2, 40, 3).log_softmax(-1), torch.arange(80).view(2, 40) % 3
+    together = adaptive_ece(log_probs, y)
+    assert_close(together, torch.stack([adaptive_ece(*each) for each in zip(log_probs, y, strict=True)]))
+
+
 def test_adaptive_ece_of_few_examples_is_their_mean_gap():
     log_probs = torch.tensor([[0.9, 0.1], [0.4, 0.6]]).log()
     assert float(adaptive_ece(log_probs, torch.tensor([0, 0]))) == pytest.approx((0.1 + 0.6) / 2)
@@ -230,6 +237,24 @@ def test_temperatures_of_many_models_at_once():
     assert_close(tempered(log_probs, together)[1], tempered(log_probs[1], together[1]))
 
 
+def test_temperature_stays_within_its_range():
+    log_probs = torch.tensor([[0.02, 0.0], [0.0, 0.02]]).double().log_softmax(-1)
+    assert float(temperature(log_probs, torch.tensor([0, 1]))) == pytest.approx(1 / 64)  # all right: be surer
+    assert float(temperature(log_probs, torch.tensor([1, 0]))) == pytest.approx(64)  # all wrong: be unsure
+
+
+def test_a_probability_above_one_by_rounding_is_in_the_last_bin():
+    probs = torch.tensor([[1 + 1e-6, 1e-9], [0.04, 0.03], [0.5, 0.4]])
+    sums = reliability(probs.log(), torch.tensor([0, 0, 1]))
+    assert sums.total.tolist() == [1.0] + [0.0] * 6 + [1.0] + [0.0] * 6 + [1.0]  # a half is in (7/15, 8/15]
+    assert sums.correct.tolist() == [1.0] + [0.0] * 13 + [1.0]
+
+
+def test_label_prior_smooths_the_counts_by_half_an_example():
+    expected = torch.tensor([3.5, 0.5, 1.5]) / 5.5
+    assert_close(log_label_prior(torch.tensor([3.0, 0.0, 1.0])).exp(), expected)
+
+
 def test_doubt_splits_the_entropy(logits):
     total, aleatoric, epistemic = decompose_uncertainty(logits)
     assert_close(total, entropy(log_average(logits)))
@@ -276,6 +301,12 @@ class TestRegression:
         assert_close(coverage, 100 * inside.double().mean())
         assert_close(deviation, mixture.variance.sqrt().mean())
         assert_close(model_deviation, means.std(0, correction=0).mean())
+
+    def test_scores_are_in_the_original_units(self):
+        plain, scaled = (scores(Regression(0.5, unit), self.outputs[..., :2], self.y) for unit in (1.0, 10.0))
+        rmse, log_loss, coverage, deviation, model_deviation = scaled - plain * torch.tensor([10.0, 1, 1, 10, 10])
+        assert_close(torch.stack([rmse, coverage, deviation, model_deviation]), torch.zeros(4, dtype=torch.float64))
+        assert float(log_loss) == pytest.approx(2 * math.log(10))  # two targets
 
     def test_coverage_of_the_true_model_is_90_percent(self):
         mean = randn(20_000, 1)

@@ -48,6 +48,22 @@ def test_keys_are_63_bits_and_distinct():
     assert all(0 <= value < 2**63 for value in keys)
 
 
+def test_the_names_of_draws_mean_the_same_in_every_version():
+    """Runs are repeated, resumed and spread over machines by name: the numbers below never change."""
+    assert [purpose.value for purpose in Purpose] == list(range(7))
+    assert key(1, Purpose.TRAINING, 2, 3, 4) == 785214486471784572
+    assert key(2, Purpose.CHOICE) == 2626483144544590216
+    assert key(-1, Purpose.INIT, 5) == 6082680587491763050
+    assert choose(1, 3, 10, 4).tolist() == [2, 7, 8, 9]
+    drawn = philox_normals((3,), torch.tensor([2**40 + 5]), torch.float64)[0].tolist()
+    assert drawn == pytest.approx([0.6519478199417044, 1.3432382713411377, -1.4109842118747193])
+
+
+def test_the_order_of_a_name_counts():
+    assert key(2, Purpose.CHOICE, 5) != key(1, Purpose.TRAINING, 5)
+    assert key(1, Purpose.TRAINING, 5, 6) != key(1, Purpose.TRAINING, 6, 5)
+
+
 def test_a_draw_neither_reads_nor_moves_the_global_generator():
     torch.manual_seed(1)
     first, before = draw(5), torch.get_rng_state()
@@ -58,7 +74,9 @@ def test_a_draw_neither_reads_nor_moves_the_global_generator():
 
 
 @pytest.mark.parametrize("count", [50, 40_000])  # few are drawn in turn, many by several threads
-def test_stacked_draws_equal_separate_ones(count):
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_stacked_draws_equal_separate_ones(count, threads):
+    torch.set_num_threads(threads)
     out = normals((2, count), [7, 8, 7], torch.float32, CPU)
     assert torch.equal(out[1], normal((2, count), 8, torch.float32, CPU))
     assert torch.equal(out[0], out[2])

@@ -34,6 +34,10 @@ class TestCallStacked:
             assert total.equal(sums[k])
             assert count.equal(counts[k])
 
+    def test_the_result_has_no_gradient(self):
+        sums, _ = call_stacked(SumsOfPositives(), self.values[0].clone().requires_grad_(), self.weights[0])
+        assert not sums.requires_grad
+
     def test_what_clients_share_and_axes_elsewhere_are_stacked_too(self):
         function = SumsOfPositives()
         mapped, _ = torch.func.vmap(lambda *given: call_stacked(function, *given), in_dims=(1, None))(

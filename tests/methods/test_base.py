@@ -1,3 +1,4 @@
+import dataclasses
 import inspect
 
 import pytest
@@ -6,7 +7,128 @@ from federations import randn
 from pfedbayes.engine.backend.local_training import client_round
 from pfedbayes.errors import UserError
 from pfedbayes.methods import METHODS, BNFed, FedAvg, FedPer
-from pfedbayes.methods.base import Method, Needs, weights_posterior
+from pfedbayes.methods.base import About, Habits, Method, Needs, weights_posterior
+
+# What a method says of itself that is not said of every method.
+DECLARED = {
+    "pfedbayes": {"personal": True, "stochastic": True, "gaussian": True, "init": "normal", "trains": "all"},
+    "fedavg": {},
+    "fedprox": {},
+    "bnfed": {
+        "averages": False,
+        "all_clients": True,
+        "eager": True,
+        "net": "mlp",
+        "init": "normal",
+        "pixels": "unit",
+        "trains": "all",
+    },
+    "perfedavg": {"personal": True, "shared": False, "batches_per_step": 2},
+    "pfedme": {"personal": True, "trains": "all"},
+    "heurfedamp": {"personal": True, "shared": False, "averages": False, "trains": "all"},
+    "pfedgp": {
+        "personal": True,
+        "shared": False,
+        "full_batch": True,
+        "labels": True,
+        "eager": True,
+        "full_precision": True,
+        "outputs": 84,
+        "max_steps": 1,
+    },
+    "local": {"personal": True, "shared": False, "averages": False, "trains": "all"},
+    "pooled": {"pooled_data": True},
+    "fedavg-ft": {"personal": True},
+    "ditto": {"personal": True},
+    "fedper": {"personal": True, "shared": False},
+    "fedrep": {"personal": True, "shared": False},
+}
+# Default hyper-parameters: those of the papers, or of the authors' code.
+DEFAULTS = {
+    "pfedbayes": {
+        "zeta": 10.0,
+        "rho0": -2.5,
+        "eta_personal": 0.001,
+        "eta_global": 0.001,
+        "samples": 1,
+        "beta": 1.0,
+        "server": "average",
+        "noise_std": 1.0,
+        "personal_steps": 1,
+        "reset_personal": False,
+        "prior": "moving",
+        "optimizer": "adam",
+        "scale": "data",
+        "eta_data": 0.0,
+        "sigma_by_size": 0.0,
+    },
+    "fedavg": {"eta": 0.01},
+    "fedprox": {"eta": 0.01, "prox": 0.001, "anchor": "received"},
+    "bnfed": {
+        "eta": 0.5,
+        "sigma2": 1.0,
+        "sigma02": 1.0,
+        "gamma": 1.0,
+        "sweeps": 3,
+        "bias": 0.1,
+        "class_shares": True,
+        "popularity": 2.0,
+        "novelty": 2.0,
+        "max_count": None,
+        "max_width": None,
+    },
+    "perfedavg": {"eta_outer": 0.01, "alpha": 0.01, "variant": "first-order", "delta": 0.001, "adapt_on": "train"},
+    "pfedme": {"eta_personal": 0.01, "eta": 0.01, "prox": 15.0, "inner_steps": 5, "weight_decay": 0.001, "beta": 1.0},
+    "heurfedamp": {
+        "eta": 0.01,
+        "self_weight": 0.5,
+        "sharpness": 25.0,
+        "prox": 1.0,
+        "alpha": 10000.0,
+        "attention": "cosine",
+        "width": 25.0,
+    },
+    "pfedgp": {
+        "eta": 0.05,
+        "momentum": 0.9,
+        "weight_decay": 0.001,
+        "clip": 50.0,
+        "inner_steps": 1,
+        "features": 84,
+        "outputscale": 8.0,
+        "lengthscale": 1.0,
+        "jitter": 0.001,
+        "gibbs_steps": 5,
+        "chains": 20,
+        "test_chains": 30,
+        "target_share": 0.5,
+        "link": "mean",
+    },
+    "local": {"eta": 0.01},
+    "pooled": {"eta": 0.01},
+    "fedavg-ft": {"eta": 0.01, "eta_personal": 0.01, "steps": 20},
+    "ditto": {"eta": 0.01, "eta_personal": 0.01, "prox": 1.0},
+    "fedper": {"eta": 0.01},
+    "fedrep": {"eta": 0.01, "head_steps": 1, "body_steps": 1},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_a_method_declares(name):
+    method = METHODS[name]()
+    found = {**method.about._asdict(), **method.needs._asdict(), **method.habits._asdict()}
+    usual = {**About("", "", "")._asdict(), **Needs()._asdict(), **Habits()._asdict()}
+    texts = ("title", "reference", "learns")
+    assert {field: value for field, value in found.items() if value != usual[field] and field not in texts} == DECLARED[
+        name
+    ]
+    assert dataclasses.asdict(method) == DEFAULTS[name]
+
+
+def test_what_is_said_of_every_method():
+    assert About("a", "b", "c") == ("a", "b", "c", False, True, False, False, True)
+    assert Needs() == (False,) * 8 + (None, None, 1, None)
+    assert Habits() == ("torch", "signed", "chosen")
 
 
 def test_no_more_steps_are_asked_for_than_the_method_takes():

@@ -7,12 +7,15 @@ import pytest
 import torch
 
 import pfedbayes
+from pfedbayes import runs
 from pfedbayes.data import Shards, load_shards
 from pfedbayes.errors import UserError
 from pfedbayes.nets.import_path import build_module
+from pfedbayes.runs.calibration import read_calibration
 from pfedbayes.runs.config import to_toml
 from pfedbayes.runs.execute import execute
 from pfedbayes.runs.experiment import build_model, fit_net, from_sections, read_experiment
+from pfedbayes.serving.saved_models import saved_models
 
 SOURCE = """
 import torch
@@ -62,6 +65,33 @@ def test_it_is_trained_and_comes_back(here):
     back = pfedbayes.load(here / "run", trust_module=True)
     assert [tuple(shape) for shape in back.model.net.shapes][::2] == [(7, 4), (7, 7), (10, 7)]
     assert str(here) not in sys.path
+
+
+def test_tables_among_its_settings_are_trained_resumed_and_loaded(here):
+    (here / "my_nets.py").write_text(
+        SOURCE + "def tabled(shape, outputs, layers, about):\n"
+        "    return torch.nn.Sequential(*(torch.nn.Linear(one['in'], one['out']) for one in layers))\n"
+    )
+    (here / "mine.toml").write_text(
+        'net = { name = "my_nets:tabled", about = { "a b" = "x\\n\\"]", deep = { er = [[1], [{ a = 1e-05 }]] } }, '
+        "layers = [{ in = 4, out = 5 }, { in = 5, out = 10 }] }\n"
+    )
+    experiment = read_experiment(here / "mine.toml", BLOBS)
+    rounds = execute(experiment, here / "run", [1])
+    next(rounds)
+    rounds.close()
+    assert runs.read_run(here / "run").experiment == experiment
+    list(execute(experiment, here / "run", [1], resume=True))
+    assert pfedbayes.load(here / "run", trust_module=True).round == 2
+    assert (
+        saved_models(here / "run", read_calibration(here / "run"), "cpu", trust_module=True).model.net.num_params == 85
+    )
+
+
+@pytest.mark.parametrize("value", ["1979-05-27", "inf", "[nan]", "{ a = [07:32:00] }"])
+def test_a_setting_that_no_run_folder_can_hold_is_refused_before_training(here, value):
+    with pytest.raises(UserError, match=r"net\.when"):
+        read_experiment(None, [*BLOBS, "net.name=my_nets:MyNet", f"net.when={value}"])
 
 
 def test_its_settings_survive_a_config():

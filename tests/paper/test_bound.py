@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from federations import make_shards
 from pfedbayes.errors import UserError
+from pfedbayes.methods import PFedBayes
 from pfedbayes.paper import theory
-from pfedbayes.paper.bound import explain, read_case
+from pfedbayes.paper.bound import _case, explain, read_case, terms
 from pfedbayes.paper.theory import Constants, Setting
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -96,6 +98,15 @@ class TestCase:
         assert case.setting.size == smallest
         assert all(word in " ".join(case.notes) for word in ("widths [8, 5]", "regression", "instead of 0.5"))
 
+    def test_two_sizes_and_two_widths_are_enough_for_a_note(self):
+        shards = make_shards(sizes=(20, 30, 20), test_sizes=(5, 5, 5))
+        assert _case(shards, (8, 8), PFedBayes()).notes[0].startswith("clients have 20 to 30 examples")
+        case = _case(make_shards(sizes=(20, 20), test_sizes=(5, 5)), (8, 5), PFedBayes(zeta=1.0))
+        assert case.setting == Setting(size=20, layers=2, width=8, inputs=3, outputs=3, zeta=1.0)
+        assert [note.split(";")[0].split(" for ")[0] for note in case.notes] == [
+            "the hidden layers have widths [8, 5]", "the theorem is about regression",
+        ]  # fmt: skip
+
     @pytest.mark.parametrize(
         ("text", "words"),
         [
@@ -107,6 +118,31 @@ class TestCase:
     def test_what_it_is_not_about_is_refused(self, tmp_path, text, words):
         with pytest.raises(UserError, match=words):
             read_case(experiment_file(tmp_path, text))
+
+
+def test_the_table_holds_every_quantity_of_section_3_in_the_papers_order():
+    s = Setting(5000, 2, 9, 3, 2, 1.5, 4.0, 2.0, 2.5, Constants(C=0.5, delta=2.0))
+    table = terms(s)
+    assert [(term.letter, term.equation) for term in table] == [
+        ("T", ""), ("A", "(10)"), ("σ_n", "(9)"), ("r_n", "(11)"), ("ξ_n", "(21)"), ("ε_n²", "(13)"),
+        ("Lemma 1", "(18)"), ("Lemma 2", "(19)"), ("Theorem 1", "(20)"), ("T", "Sec. 3"), ("", "(25)"), ("", "(22)"),
+    ]  # fmt: skip
+    assert {term.name: term.value for term in table} == {
+        "num_params": s.num_params,
+        "scale_a": theory.scale_a(s),
+        "sigma_n": theory.sigma_n_squared(s) ** 0.5,
+        "r_n": theory.r_n(s),
+        "xi_n": theory.xi_n(s),
+        "epsilon_n_squared": theory.epsilon_n(s) ** 2,
+        "lemma1": theory.lemma1(s, 0.0),
+        "lemma2": theory.lemma2(s),
+        "theorem1": theory.theorem1(s),
+        "chosen_num_params": theory.chosen_num_params(s),
+        "minimax_rate": theory.minimax_rate(s),
+        "convergence_rate": theory.convergence_rate(s),
+    }
+    exponent = -2 * s.smoothness / (2 * s.smoothness + s.d)
+    assert f"n^{exponent:.3g}" in table[10].meaning
 
 
 class TestExplain:
@@ -122,8 +158,10 @@ class TestExplain:
         assert f"at most {theory.theorem1(s):.3g}" in told
 
     def test_never(self):
-        s = Setting(dimension=1e4, zeta=1.0, constants=Constants(C_0=2))
-        assert "stays vacuous for every n" in " ".join(explain(s))
+        s = Setting(dimension=1e4, zeta=1.5, constants=Constants(C_0=2))
+        told = " ".join(explain(s))
+        assert "stays vacuous for every n" in told
+        assert f"the approximation error alone contributes {theory.xi_n(s) / 1.5:.3g}" in told
 
     def test_constants_that_were_given_are_named(self):
         assert "1 for all" in explain(Setting())[-1]
@@ -134,6 +172,10 @@ class TestExplain:
         s = Setting(size=2, width=100, inputs=1, outputs=10**6, weight_bound=0.05)
         assert "Assumption 3 does not hold" in " ".join(explain(s))
         assert "Assumption 3" not in " ".join(explain(dataclasses.replace(s, size=10**6)))
+        # sigma_n^2 between B^2 and B, and between B^3 and B^2.
+        for outputs, holds in ((1000, False), (10, True)):
+            told = " ".join(explain(dataclasses.replace(s, outputs=outputs)))
+            assert ("Assumption 3" not in told) == holds
 
 
 class TestCommand:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import math
+import os
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -271,3 +273,20 @@ def test_write_reads_folders_and_makes_the_file(
 def test_no_run_at_all_is_the_user_s_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="at least one"):
         write([], tmp_path / "report.html")
+
+
+def test_a_full_disk_leaves_the_old_page(
+    make_run: MakeRun, save_run: Callable[[Run], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "report.html"
+    page.write_text("old")
+    folder = save_run(make_run())
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        write([folder], page)
+    assert page.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir() if "report" in path.name] == ["report.html"]

@@ -29,6 +29,17 @@ def test_ones_own_federation_is_kept_and_comes_back(tmp_path):
     pfedbayes.save(back, tmp_path / "mine")  # a newer state may take the place of an older one
 
 
+@dataclasses.dataclass(frozen=True)
+class Mine(FedAvg):
+    """A method that no config can name."""
+
+
+def test_a_method_of_ones_own_cannot_be_saved(tmp_path):
+    with pytest.raises(UserError, match="Mine is no method of pfedbayes"):
+        pfedbayes.save(federation(Mine()), tmp_path / "mine")
+    assert not (tmp_path / "mine").exists()
+
+
 def test_what_load_and_save_need_is_said(tmp_path):
     ours = federation(FedAvg())
     pfedbayes.save(ours, tmp_path / "mine")

@@ -1,6 +1,9 @@
 """Predictions of a client with their guarantees, by the command line and in Python, once the data are gone."""
 
+import dataclasses
 import json
+import math
+from types import SimpleNamespace
 
 import numpy as np
 import pandas
@@ -10,9 +13,16 @@ from clinics import clinics, train
 
 import pfedbayes as package
 from pfedbayes import runs
+from pfedbayes.data import Preprocessing
+from pfedbayes.data.own.preprocessing import Target
+from pfedbayes.errors import UserError
+from pfedbayes.maths.likelihoods import Classification, Regression
 from pfedbayes.maths.metrics import confidence, log_average
-from pfedbayes.serving.client import Options
+from pfedbayes.runs.sections import NetConfig
+from pfedbayes.serving.client import Client, Options, Predictor, _free, predict_file
+from pfedbayes.serving.portable import _thresholds
 from pfedbayes.trust import abstention, conformal
+from pfedbayes.trust.calibration import NO_SCORES, Scores
 
 
 def test_new_rows_are_predicted_with_doubt_abstention_and_sets(home, run):
@@ -178,6 +188,212 @@ def test_a_number_that_makes_a_network_overflow_is_refused(home, command):
     done = command("predict", "outcome", "--client", "north", "--input", "far.csv")
     assert done.code == 2
     assert "far.csv, line 3: 'age' is 1e+20, more than 1e+12 standard deviations" in done.err
+
+
+def made_client(likelihood, target, outputs, own=NO_SCORES, of_all=NO_SCORES, **others):
+    """A client whose outputs (K, n, ...) are given, whatever it is asked."""
+    settings = {"name": "north", "which": "personal", "notes": (), "weights": None, "net": NetConfig()} | others
+    preprocessing = Preprocessing((), (1,), target)
+    return Client(
+        preprocessing=preprocessing,
+        likelihood=likelihood,
+        outputs=lambda samples: lambda x: outputs[:, : len(x)],
+        own=own,
+        of_all=of_all,
+        **settings,
+    )
+
+
+TITLES = [("north", "personal"), ("north", "shared"), (None, "shared")]
+
+
+class TestLabelsByHand:
+    target = Target("outcome", "classification", ("ill", "well"))
+    # The surest label has the probability 0.5, 0.6 and 0.9.
+    outputs = torch.tensor([[[0.5, 0.5], [0.6, 0.4], [0.1, 0.9]]]).double().log()
+    x = torch.zeros(3, 1)
+
+    def columns(self, **options):
+        odd = torch.tensor([0.0] * 15 + [0.5] * 5).double()  # scores with ties: 90 % are at most 0.5
+        client = made_client(Classification(), self.target, self.outputs, Scores(odd, odd, odd > 1))
+        return client.predictor(Options(**options)).columns(self.x)
+
+    def test_it_abstains_below_the_given_probability(self):
+        sure = float(self.columns(abstain_at=0.9)["p_ill"][1])
+        assert self.columns(abstain_at=0.75)["abstain"].tolist() == [True, True, False]
+        assert self.columns(abstain_at=sure)["abstain"].tolist() == [True, False, False]
+
+    def test_a_label_whose_score_equals_the_threshold_is_in_the_set(self):
+        assert self.columns(abstain_at=0.9)["conformal_set"].tolist() == ["ill|well", "ill", "well"]
+
+    @pytest.mark.parametrize("threshold", [0.0, 1.0, -0.5])
+    def test_thresholds_that_are_no_probability_are_refused(self, threshold):
+        with pytest.raises(UserError, match="--abstain-at is"):
+            self.columns(abstain_at=threshold)
+
+
+class TestPredictor:
+    """What a client says besides its predictions."""
+
+    target = TestLabelsByHand.target
+    outputs = TestLabelsByHand.outputs
+    right = Scores(torch.linspace(0, 0.5, 100), torch.linspace(1, 5, 100), torch.zeros(100, dtype=torch.bool))
+
+    def client(self, own=right, **others):
+        return made_client(Classification(), self.target, self.outputs, own, **others)
+
+    def test_titles(self):
+        titles = [self.client(name=name, which=which).title for name, which in TITLES]
+        assert titles == ["the model of north", "the shared model for north", "the shared model"]
+
+    def test_defaults(self):
+        assert Options() == (100, 0.9, None, None)
+        sets, rule = self.client().predictor(Options()).guarantees
+        assert (sets.alpha, rule.target, rule.delta) == (pytest.approx(0.1), 0.05, 0.05)
+        assert self.client().predictor(Options(abstain_at=0.6)).guarantees.rule is None
+        assert self.client().predictor(Options(error=0.2)).guarantees.rule.target == 0.2
+
+    def test_statements(self):
+        weights = SimpleNamespace(deviation=torch.ones(1))
+        drawn, fixed = (
+            self.client(weights=each, notes=("a note",)) for each in (weights, SimpleNamespace(deviation=None))
+        )
+        assert (drawn.is_stochastic, fixed.is_stochastic, self.client().is_stochastic) == (True, False, False)
+        assert [line.split(":")[0] for line in drawn.statements()] == [
+            "conformal sets", "abstention", "a note",
+            "all of this for new rows from the same source as the calibration rows",
+        ]  # fmt: skip
+        few = "calibrated with 100 draws but predicted with 7, so it holds only roughly"
+        assert (drawn.statements(samples=7)[2], few in fixed.statements(samples=7)) == (few, False)
+        given = "abstention: at the given threshold 0.6, without a guarantee"
+        assert drawn.statements(abstain_at=0.6)[1] == given
+        numbers = made_client(Regression(2.0), TestNumbersByHand.target, TestNumbersByHand.outputs)
+        assert [line.split(":")[0] for line in numbers.statements()[:-1]] == ["conformal intervals"]
+
+    def test_json_has_null_for_infinite_thresholds(self):
+        known, unknown = (self.client(own).predictor(Options(error=0.3)).as_json() for own in (self.right, NO_SCORES))
+        for name in ("conformal", "abstention"):
+            assert (known[name]["threshold"] is None, unknown[name]["threshold"]) == (name == "abstention", None)
+        assert known["statements"] == self.client().statements(error=0.3)
+        assert self.client().predictor(Options(abstain_at=0.6)).as_json()["abstention"] is None
+
+    @pytest.mark.parametrize(("size", "error", "hint"), [(10, 0.1, "0.259"), (10, 0.259, None), (0, 0.1, None)])
+    def test_the_smallest_error_that_the_examples_can_show(self, size, error, hint):
+        # 1 - 0.05^(1/10) = 0.2589.
+        few = Scores(*(part[:size] for part in self.right))
+        line = self.client(few).statements(error=error)[1]
+        assert line.endswith(f"; the smallest they can show is --error {hint}") == (hint is not None)
+        assert ("the smallest they can show" in line) == (hint is not None)
+
+    def test_rows_are_computed_in_passes_that_fit_into_memory(self, monkeypatch):
+        asked = []
+
+        def outputs(x):
+            asked.append(len(x))
+            return self.outputs[:, :1].expand(-1, len(x), -1)
+
+        monkeypatch.setattr("pfedbayes.serving.client.OUTPUTS_AT_ONCE", 20)
+        predictor = dataclasses.replace(self.client().predictor(Options(samples=5)), outputs=outputs)
+        assert len(predictor.columns(torch.zeros(5, 1))["label"]) == 5
+        assert asked == [2, 2, 1]  # five draws of two classes are ten numbers
+        monkeypatch.setattr("pfedbayes.serving.client.OUTPUTS_AT_ONCE", 1)
+        predictor.columns(torch.zeros(2, 1))
+        assert asked[3:] == [1, 1]
+
+    def test_thresholds_for_other_programs(self):
+        def thresholds(own, **options):
+            return _thresholds(self.client(own).predictor(Options(**options)))
+
+        wrong = self.right._replace(wrong=torch.linspace(1, 5, 100) < 2)
+        assert thresholds(self.right, error=0.3) == {
+            "coverage": 0.9,
+            "sets": pytest.approx(float(self.right.odd[90])),
+            "error": 0.3,
+            "answer": None,
+            "answers": "all",
+        }
+        some = thresholds(wrong, error=0.1)
+        assert (some["answer"] > 1, some["answers"]) == (True, "some")
+        few = thresholds(NO_SCORES, coverage=0.8)
+        assert (few["coverage"], few["sets"], few["answer"], few["answers"]) == (0.8, None, None, "none")
+        assert thresholds(self.right, abstain_at=0.6)["error"] is None
+
+    def test_columns_of_labels(self):
+        found = self.client().predictor(Options()).columns(torch.zeros(3, 1))
+        assert list(found) == [
+            "label", "p_ill", "p_well", "entropy", "aleatoric", "epistemic", "abstain", "conformal_set",
+        ]  # fmt: skip
+        assert found["label"].tolist() == ["ill", "ill", "well"]
+        assert found["p_well"] == pytest.approx([0.5, 0.4, 0.9])
+        assert found["entropy"][0] == pytest.approx(math.log(2))
+        assert (found["aleatoric"] == found["entropy"]).all()
+        assert (found["epistemic"] == 0).all()
+
+    def test_names_that_are_taken_get_a_prefix(self):
+        assert [_free("label", taken) for taken in (set(), {"label"}, {"label", "predicted_label"})] == [
+            "label", "predicted_label", "predicted_predicted_label",
+        ]  # fmt: skip
+
+    def test_rows_and_abstentions_of_a_file_are_counted(self, monkeypatch, tmp_path):
+        chunks = [
+            {
+                "abstain": np.array([True] * 3),
+                "label": np.array(["a"] * 3),
+                "predicted_abstain": np.array([True, False, True]),
+            }
+        ]
+        monkeypatch.setattr(Predictor, "predict", lambda *_: iter(chunks * 2))
+        for options, abstained in ((Options(), 4), (Options(abstain_at=0.6), 4)):
+            assert predict_file(self.client().predictor(options), tmp_path, tmp_path / "out.csv")[:2] == (6, abstained)
+        numbers = made_client(Regression(2.0), TestNumbersByHand.target, TestNumbersByHand.outputs)
+        assert predict_file(numbers.predictor(Options()), tmp_path, tmp_path / "out.csv")[:2] == (6, None)
+
+
+class TestNumbersByHand:
+    # Two draws with the means 1 and 3 and the known noise 2, in units of 10 around 50.
+    target = Target("cost", "regression", None, 50.0, 10.0)
+    outputs = torch.tensor([[[1.0]], [[3.0]]]).double()
+
+    def columns(self, **options):
+        odd = torch.arange(1.0, 20.0).double() / 10  # the 18th of 19 is 1.8
+        client = made_client(Regression(2.0), self.target, self.outputs, Scores(odd, odd[:0], odd[:0] > 1))
+        return client.predictor(Options(**options)).columns(torch.zeros(1, 1))
+
+    def test_both_ends_of_both_intervals(self):
+        found = {name: float(column[0]) for name, column in self.columns(coverage=0.9).items()}
+        deviation = math.sqrt(2**2 + 1**2)
+        expected = {
+            "mean": 2.0,
+            "lower": 2 - 1.6448536 * deviation,
+            "upper": 2 + 1.6448536 * deviation,
+            "conformal_lower": 2 - 1.8 * deviation,
+            "conformal_upper": 2 + 1.8 * deviation,
+        }
+        spreads = {"deviation": deviation, "aleatoric": 2.0, "epistemic": 1.0}
+        in_units = {name: 50 + 10 * value for name, value in expected.items()}
+        assert found == pytest.approx(in_units | {name: 10 * value for name, value in spreads.items()}, rel=1e-6)
+
+    def test_several_targets_have_numbers(self):
+        both = torch.tensor([[[1.0, 5.0]], [[3.0, 5.0]]]).double()
+        client = made_client(Regression(2.0), self.target, both)
+        found = client.predictor(Options(abstain_at=21.0)).columns(torch.zeros(1, 1))
+        assert [float(found[name][0]) for name in ("mean_1", "mean_2", "epistemic_1", "epistemic_2")] == [
+            70,
+            100,
+            10,
+            0,
+        ]
+        assert found["abstain"].tolist() == [True]  # the first target deviates by 22.4, the second by 20
+
+    @pytest.mark.parametrize("limit", [0.0, -1.0, math.inf])
+    def test_deviations_that_make_no_sense_are_refused(self, limit):
+        with pytest.raises(UserError, match="--abstain-at is"):
+            self.columns(abstain_at=limit)
+
+    def test_it_abstains_above_the_given_deviation(self):
+        deviation = float(self.columns()["deviation"][0])
+        flags = [bool(self.columns(abstain_at=limit)["abstain"][0]) for limit in (10.0, deviation, 30.0)]
+        assert flags == [True, False, False]
 
 
 @pytest.mark.slow

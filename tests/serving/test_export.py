@@ -3,6 +3,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas
@@ -13,10 +14,12 @@ from clinics import clinics, train
 import pfedbayes as package
 from pfedbayes.data.own.columns import canonical
 from pfedbayes.data.own.new_rows import read_chunks
+from pfedbayes.data.own.preprocessing import Target
 from pfedbayes.errors import UserError
+from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.runs.execute import execute
 from pfedbayes.runs.experiment import read_experiment
-from pfedbayes.serving.export import export
+from pfedbayes.serving.export import MeanNetwork, export
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "load_export.py"
 
@@ -46,6 +49,9 @@ def test_images_of_ones_own_are_predicted_personalised_and_exported(tmp_path):
     (chunk,) = read_chunks(images, joined.client.preprocessing)
     chances, _ = example["predict"](about, weights, chunk.x)
     assert chances[:, 0].numpy() == pytest.approx(out["p_dark"], abs=1e-5)
+    # The mean network takes pixels from 0 to 255.
+    mean = joined.client.weights.model.outputs(joined.client.weights.mean, chunk.x).softmax(-1)
+    assert MeanNetwork(joined.client)(chunk.x.float()) == pytest.approx(mean, abs=1e-6)
 
 
 def test_the_example_knows_categories_like_the_package():
@@ -98,6 +104,22 @@ def test_thresholds_of_an_export_are_those_of_a_prediction(home, run):
     assert ((-np.log1p(-most) <= about["thresholds"]["answer"]) == out["abstain"]).all()
     within = np.stack([1 - out["p_ill"], 1 - out["p_well"]]) <= about["thresholds"]["sets"]
     assert (within.sum(0) == [len(words.split("|")) if words else 0 for words in out["conformal_set"]]).all()
+
+
+@pytest.mark.parametrize(("pixels", "scaled"), [("unit", [0.0, 0.2, 1.0]), ("signed", [-1.0, -0.6, 1.0])])
+def test_the_mean_network_scales_pixels_as_training_did(pixels, scaled):
+    model = SimpleNamespace(net=SimpleNamespace(module=lambda mean: torch.nn.Identity()), pixels=pixels)
+    client = SimpleNamespace(
+        weights=SimpleNamespace(model=model, mean=None),
+        preprocessing=SimpleNamespace(image=True, target=Target("shade", "regression", None, 3.0, 2.0)),
+        likelihood=Regression(1.0),
+    )
+    network, x = MeanNetwork(client), torch.tensor([[0.0, 51.0, 255.0]])
+    assert network(x).flatten().tolist() == pytest.approx([3 + 2 * value for value in scaled])
+    client.preprocessing.image = False
+    assert MeanNetwork(client)(x).flatten().tolist() == [3.0, 105.0, 513.0]
+    client.likelihood = Regression()  # the last output is the learned noise
+    assert MeanNetwork(client)(x).flatten().tolist() == [3.0, 105.0]
 
 
 @pytest.fixture(params=["outcome", "cost"])

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from clinics import clinics
@@ -39,3 +41,14 @@ def test_images_are_predicted_without_their_data_set(tmp_path):
     out = package.open_client(tmp_path / "run", "client 1").predict(tmp_path / "new.npz")
     assert out["id"].tolist() == [0, 1, 2, 3, 4]
     assert [name for name in out if name.startswith("p_")] == [f"p_{k}" for k in range(10)]
+
+
+@pytest.mark.parametrize(("count", "cut"), [(20, False), (21, True)])
+def test_twenty_of_many_clients_are_named(tmp_path, monkeypatch, count, cut):
+    names = [f"site {k}" for k in range(count)]
+    monkeypatch.setattr("pfedbayes.serving.open.read_calibration", lambda _: SimpleNamespace(names=names))
+    with pytest.raises(UserError) as caught:
+        package.open_client(tmp_path, "nobody")
+    assert ("site 19, …:" in str(caught.value), "site 19:" in str(caught.value)) == (cut, not cut)
+    with pytest.raises(UserError, match=r"with one of site 0, .*site 19, or --shared"):
+        package.open_client(tmp_path)

@@ -1,5 +1,7 @@
 """Models that are read from a run folder, against those of the federation that `load` builds around the run's data."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,7 @@ from pfedbayes.methods import METHODS
 from pfedbayes.runs.calibration import read_calibration
 from pfedbayes.runs.execute import execute
 from pfedbayes.runs.experiment import read_experiment
-from pfedbayes.serving.saved_models import saved_models
+from pfedbayes.serving.saved_models import _Checkpoint, saved_models
 
 SETTINGS = [
     "data.name=blobs", "data.clients=3", "data.examples=60", "data.classes=3", "data.validation=0.3", "data.labels=iid",
@@ -122,3 +124,11 @@ def test_methods_that_adapt_need_the_data_of_the_run(tmp_path):
     (tmp_path / "clients").rename(tmp_path / "gone")
     with pytest.raises(UserError, match="does not exist"):
         package.open_client(tmp_path / "run", "one")
+
+
+def test_a_shared_model_of_another_shape_is_refused(tmp_path):
+    folder = run(tmp_path / "run", "fedavg")
+    saved = saved_models(folder, read_calibration(folder))
+    other = SimpleNamespace(about={"round": "2"}, names={"server.0"}, tensor=lambda name: torch.zeros(3))
+    with pytest.raises(UserError, match=r"does not fit the experiment beside it \(server.0 differs\)"):
+        saved._server(_Checkpoint(other, folder / "state"), 0)

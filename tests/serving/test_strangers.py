@@ -139,6 +139,8 @@ LINEAR = {"in_features": 10, "out_features": 2, "bias": True}
         {"module": []},
         {"pixels": "other"},
         {"seed": 10**40},
+        {"seed": 2**64},
+        {"seed": -1},
         {"seed": "1"},
         {"task": "regression"},
         {"which": "nobody"},
@@ -161,6 +163,11 @@ def test_other_metadata_are_one_clear_line(forged, changes):
         package.open_client(forged(**changes))
     assert "\n" not in str(caught.value)
     assert "forged.safetensors" in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", [0, 2**64 - 1])
+def test_every_seed_that_torch_takes_is_taken(forged, seed):
+    assert package.open_client(forged(seed=seed)).weights.seed == seed
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pfedbayes.errors import UserError
 from pfedbayes.runs.execute import Progress
 from pfedbayes.sweep import running
 from pfedbayes.sweep.cells import parse_part, read_cells, select
+from pfedbayes.sweep.results import claim
 
 NAMES = [
     "paper_blobs_small_two-block_pfedbayes",
@@ -23,7 +24,7 @@ NAMES = [
 
 def results(path):
     """Records without what differs from run to run."""
-    return [{k: v for k, v in record.items() if k != "seconds"} for record in json.loads(path.read_text())]
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in json.loads(path.read_text())["records"]]
 
 
 def after(rounds):
@@ -91,7 +92,7 @@ class TestCells:
             ("", "describes no cells"),
             ("rows = [1]", "describes no cells"),
             ("[[rows]]\nmethod = []", "a list in its .* is empty"),
-            ('[[rows]]\nmethod = "fedavg"\nvary = { method.eta = 1.0 }', "section.key = value"),
+            ('[[rows]]\nmethod = "fedavg"\nvary = { method.eta = 1.0 }', "vary is {'method'"),
             ('[[row]]\nmethod = "fedavg"', "did you mean 'rows'"),
             ('[[rows]]\nmethods = "fedavg"', "did you mean 'method'"),
             ('[[rows]]\nmethod = "fedavgg"', "did you mean 'fedavg'"),
@@ -104,12 +105,29 @@ class TestCells:
             ('preset_file = "none.toml"\n[[rows]]\nmethod = "fedavg"', "--choose"),
             ('[[rows]]\nmethod = ["fedavg", "fedavg"]', "twice"),
             ('[[rows]]\ndataset = "regression"\nmethod = "fedavg"', "regression"),
+            ('preset_file = 0\n[[rows]]\nmethod = "fedavg"', "preset_file is 0"),
+            ('base = 0\n[[rows]]\nmethod = "fedavg"', "base is 0"),
+            ('base = "{method:>999999999}"\n[[rows]]\nmethod = "fedavg"', "cannot be filled in"),
+            ('base = "{method.__class__}"\n[[rows]]\nmethod = "fedavg"', "cannot be filled in"),
+            ('base = "{method!r}"\n[[rows]]\nmethod = "fedavg"', "cannot be filled in"),
+            ('[[rows]]\nmethod = "fedavg"\nvary = 0', "vary is 0"),
+            ('[[rows]]\nmethod = "fedavg"\nvary = [0]', "section.key = value"),
+            ("[[rows]]\nmethod = {}", "method is {}"),
+            ("[[rows]]\nmethod = [[1]]", r"method is \[1\]"),
+            ('[[rows]]\nmethod = "fedavg"\nvariant = 1', "variant is 1"),
+            ('[[rows]]\nmethod = "fedavg"\nvariant = "a\\u0000b"', "variant is"),
+            ('seeds = 1000000000\n[[rows]]\nmethod = "fedavg"', "give 1 to 1000 seeds"),
+            ('seeds = "x"\n[[rows]]\nmethod = "fedavg"', "seeds is 'x'"),
+            ('set = 1\n[[rows]]\nmethod = "fedavg"', "section.key = value"),
+            ("rows = " + "[" * 100_000, "is not valid TOML"),
         ],
+        ids=lambda value: value[-40:],
     )
     def test_what_is_wrong_in_the_file_is_named(self, sweep, text, words):
         sweep.write(text)
-        with pytest.raises(UserError, match="(?s)" + words.replace("(", r"\(")):
+        with pytest.raises(UserError, match="(?s)" + words.replace("(", r"\(")) as caught:
             read_cells(sweep.file)
+        assert len(str(caught.value)) < 1000
 
 
 class TestRunning:
@@ -221,7 +239,7 @@ class TestRunning:
         for one, other in zip(results(grown), results(whole), strict=True):
             assert one["shared"]["mean"] == pytest.approx(other["shared"]["mean"], abs=0.01)
         # A file of the new seeds alone, from another machine, takes nothing away.
-        fresh = [r for r in json.loads(grown.read_text()) if r["seed"] > 2]
+        fresh = [r for r in json.loads(grown.read_text())["records"] if r["seed"] > 2]
         (sweep.folder / "fresh.json").write_text(json.dumps(fresh))
         sweep(["fedavg"], out=sweep.folder / "new", collect=True, imports=(sweep.folder / "fresh.json",), results=grown)
         assert len(results(grown)) == len(results(whole))
@@ -307,6 +325,56 @@ class TestRunning:
         assert status.sweep_left == pytest.approx(60 + 10, abs=2)
 
 
+class TestWorkers:
+    """Several workers that share a folder."""
+
+    def test_each_cell_is_run_once_and_none_is_called_failed(self, sweep, monkeypatch):
+        begun, inner = [], {}
+        real = running.execute
+
+        def watched(experiment, folder, *others):
+            begun.append(folder.name)
+            return real(experiment, folder, *others)
+
+        def other_worker_meanwhile():
+            if len(begun) == 1 and not inner:  # this worker is in the middle of its first cell
+                inner["found"] = None
+                inner["found"] = sweep(results=sweep.folder / "all.json")
+                inner["said"] = sweep.said
+            return False
+
+        monkeypatch.setattr(running, "execute", watched)
+        found = sweep(results=sweep.folder / "all.json", stopped=other_worker_meanwhile)
+        assert begun == NAMES
+        assert inner["found"]["held"] == inner["found"]["missing"] == NAMES[:1]
+        assert (inner["found"]["failed"], inner["found"]["done"]) == ({}, NAMES[1:])
+        assert "5 of 6 cells done, 1 held" in inner["said"]
+        assert f"held:    {NAMES[0]}: another worker is running it" in inner["said"]
+        assert (found["done"], found["held"], found["failed"]) == (NAMES, [], {})
+        assert {record["cell"] for record in results(sweep.folder / "all.json")} == set(NAMES)
+        assert list((sweep.out / "runs").iterdir()) == []
+
+    def test_a_cell_that_another_worker_has_finished_is_taken_from_it(self, sweep, monkeypatch):
+        with claim(sweep.out, NAMES[0]):
+            found = sweep()
+        assert (found["missing"], found["held"]) == (NAMES[:1], NAMES[:1])
+        known = sweep()  # free again
+        assert (known["done"], known["held"]) == (NAMES, [])
+        monkeypatch.setattr(running, "execute", None)
+        outcome = running.run(read_cells(sweep.file), sweep.out, {}, "cpu")  # starts without knowing any result
+        assert (outcome.failed, sorted(outcome.results)) == ({}, sorted(NAMES))
+
+    def test_what_another_worker_holds_is_not_deleted_to_do_it_again(self, sweep):
+        sweep(["fedavg sliding"], stopped=after(3))
+        folder = sweep.out / "runs" / NAMES[3]
+        sweep.write(sweep.text.replace("seeds = 2", "seeds = 2\nset.training.local_steps = 3"))
+        with claim(sweep.out, NAMES[3]):
+            found = sweep(["fedavg sliding"], redo=True)
+        assert found["held"] == [NAMES[3]]
+        assert folder.exists()
+        assert sweep(["fedavg sliding"], redo=True)["done"] == [NAMES[3]]
+
+
 def test_the_command_line_speaks_json_and_in_exit_codes(sweep):
     def pfedbayes(*arguments):
         command = [sys.executable, "-m", "pfedbayes", "sweep", *map(str, arguments)]
@@ -326,6 +394,8 @@ def test_the_command_line_speaks_json_and_in_exit_codes(sweep):
     ("arguments", "words"),
     [
         ({"part": "0/2"}, "--part"),
+        ({"part": f"1/{'9' * 5000}"}, "--part"),
+        ({"part": "²/3"}, "--part"),
         ({"only": ["nothing"]}, "no cell matches nothing"),
         ({"only": [""]}, "--only is empty"),
         ({"only": ["fedavg", " "]}, "--only is empty"),
@@ -333,6 +403,7 @@ def test_the_command_line_speaks_json_and_in_exit_codes(sweep):
         ({"imports": ["tiny.toml"]}, "does not hold the results"),
         ({"device": "tpu"}, "no device"),
     ],
+    ids=lambda value: str(value)[:40],
 )
 def test_wrong_options_are_named(sweep, arguments, words):
     if "imports" in arguments:

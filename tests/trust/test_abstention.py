@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from pfedbayes.trust.abstention import calibrate
+from pfedbayes.trust.abstention import calibrate, smallest_sample
 
 
 def examples(count, seed, steepness=0.05):
@@ -22,7 +22,7 @@ def test_a_perfect_model_answers_everything():
 
 def test_a_model_that_is_always_wrong_answers_nothing():
     found = calibrate(torch.rand(2000), torch.ones(2000), 0.01)
-    assert (found.threshold, found.answered) == (math.inf, 0)
+    assert (found.threshold, found.answered, found.wrong) == (math.inf, 0, 0)
     assert not found.answers(torch.tensor([0.0, 1e30])).any()
     assert "abstains on everything" in found.statement()
 
@@ -63,6 +63,36 @@ def test_the_promise_is_kept_as_often_as_it_says():
     assert 0.3 < sum(shares) / len(shares) < math.sqrt(3 * target / 0.05)  # careful, and not for nothing
 
 
-def test_a_target_that_makes_no_sense_is_refused():
+@pytest.mark.parametrize("target", [0.0, 1.0, 1.5])
+def test_a_target_that_makes_no_sense_is_refused(target):
     with pytest.raises(ValueError, match="between 0 and 1"):
-        calibrate(torch.zeros(3), torch.zeros(3), 0.0)
+        calibrate(torch.zeros(3), torch.zeros(3), target)
+
+
+@pytest.mark.parametrize(("size", "right"), [(960, 480), (10_000, 1000), (9_000, 8_100)])
+def test_only_candidates_that_could_pass_share_delta(size, right):
+    """Of 960 examples, six candidates can pass, from 480 on: 0.99^480 is below 0.05 / 6, but not below 0.05 / 7.
+    A tenth of 10,000 and nine tenths of 9,000 are candidates too."""
+    score = torch.arange(size, 0, -1.0)
+    found = calibrate(score, torch.arange(size) >= right)
+    assert (found.answered, found.wrong, found.target, found.delta) == (right, 0, 0.01, 0.05)
+    assert found == calibrate(score, torch.arange(size) >= right, 0.01, 0.05)
+
+
+def test_the_statement_tells_too_few_examples_from_too_many_errors():
+    for size, words in ((298, "at least 299 are needed"), (299, "no threshold keeps the error at 1.00%")):
+        assert words in calibrate(torch.rand(size), torch.ones(size)).statement()
+
+
+def test_evidence_that_is_just_enough_is_enough():
+    # Two right answers under an error rate of one half have the probability 1/4.
+    assert calibrate(torch.tensor([1.0, 2.0]), torch.zeros(2), 0.5, 0.25).answered == 2
+    # In floating point, log(0.95^20) / log(0.95) exceeds 20.
+    assert [smallest_sample(target, (1 - target) ** 20) for target in (0.01, 0.05, 0.3, 0.5)] == [20] * 4
+
+
+def test_smallest_sample_is_the_first_that_suffices():
+    for target, delta in ((0.01, 0.05), (0.1, 0.05), (0.3, 0.001), (0.5, 0.25)):
+        size = smallest_sample(target, delta)
+        assert (1 - target) ** size <= delta * (1 + 1e-9)
+        assert (1 - target) ** (size - 1) > delta

@@ -1,9 +1,24 @@
 import math
 
+import pytest
 import torch
 
+from federations import trained
+from pfedbayes.errors import UserError
+from pfedbayes.evaluation.posterior import trained_model
+from pfedbayes.maths.likelihoods import Classification, Regression
+from pfedbayes.methods import PFedBayes
 from pfedbayes.trust import abstention
-from pfedbayes.trust.calibration import NO_SCORES, Scores, guarantee
+from pfedbayes.trust.calibration import (
+    DELTA,
+    DRAWS,
+    NO_SCORES,
+    Scores,
+    concatenate,
+    guarantee,
+    score,
+    score_clients,
+)
 
 
 def some_scores(size, errors):
@@ -29,3 +44,49 @@ def test_whose_examples_count_does_not_depend_on_how_they_turned_out():
     for errors in (0, 50, 100):
         assert guarantee(some_scores(100, errors), of_all, 0.9, 0.1).rule.whose == "client"
     assert guarantee(some_scores(100, 100), of_all, 0.9, 0.1).rule.answered == 0
+
+
+def test_scores_of_labels_and_of_numbers_by_hand():
+    log_probs = torch.tensor([[[0.7, 0.3], [0.2, 0.8]]]).double().log()
+    labels = score(Classification(), log_probs, torch.tensor([0, 0]))
+    assert labels.odd.tolist() == pytest.approx([0.3, 0.8])
+    assert labels.sure.tolist() == pytest.approx([-math.log(0.3), -math.log(0.2)])
+    assert labels.wrong.tolist() == [False, True]
+    numbers = score(Regression(2.0), torch.tensor([[[1.0], [3.0]]]), torch.tensor([[5.0], [3.0]]))
+    assert numbers.odd.tolist() == [2.0, 0.0]
+    assert (len(numbers.sure), len(numbers.wrong)) == (0, 0)
+    assert concatenate([labels, labels]).odd.tolist() == [*labels.odd, *labels.odd]
+    assert concatenate([]) is NO_SCORES
+
+
+def test_clients_without_rows_are_skipped_and_the_shared_model_is_asked_with_the_same_draws():
+    ours = trained(PFedBayes(), 1)
+    sets = [ours.shards.test[0], ours.shards.test[1][:0], ours.shards.test[2]]
+    for which in ("personal", "shared"):
+        first, last = score_clients(ours, which, sets)
+        for client, found in ((0, first), (2, last)):
+            batch = ours.batch_of(sets[client])
+            outputs = trained_model(ours, which, client).outputs(DRAWS)(batch.x)
+            assert torch.equal(found.odd, score(ours.model.likelihood, outputs, batch.y).odd)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, 1.5])
+def test_shares_that_make_no_sense_are_refused(share):
+    with pytest.raises(UserError, match="coverage is"):
+        guarantee(NO_SCORES, NO_SCORES, share, None)
+    with pytest.raises(UserError, match="error is"):
+        guarantee(NO_SCORES, NO_SCORES, 0.9, share)
+
+
+def test_the_border_between_own_examples_and_those_of_all():
+    # 29 right answers show an error of 10 %; three times as many are needed.
+    for size, whose in ((86, "federation"), (87, "client")):
+        assert guarantee(some_scores(size, 0), some_scores(1000, 0), 0.9, 0.1).rule.whose == whose
+    own = some_scores(20, 0)
+    for other, whose in ((some_scores(20, 0), "client"), (some_scores(21, 0), "federation")):
+        assert guarantee(own, other, 0.9, 0.1).rule.whose == whose
+    # Nine examples suffice for 90 % coverage; eight do not, and no more of all clients do not help.
+    for size, others, whose in ((9, 1000, "client"), (8, 1000, "federation"), (8, 9, "federation"), (8, 8, "client")):
+        assert guarantee(some_scores(size, 0), some_scores(others, 0), 0.9, None).sets.whose == whose
+    assert guarantee(own, own, 0.9, None).rule is None
+    assert guarantee(some_scores(300, 0), NO_SCORES, 0.9, 0.1).rule.delta == DELTA == 0.05

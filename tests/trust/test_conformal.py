@@ -100,6 +100,34 @@ def test_a_client_with_enough_examples_has_a_threshold_of_its_own():
     assert "not of each of them" in few.statement()
 
 
-def test_an_alpha_that_makes_no_sense_is_refused():
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 1.5])
+def test_an_alpha_that_makes_no_sense_is_refused(alpha):
     with pytest.raises(ValueError, match="between 0 and 1"):
-        calibrate(torch.zeros(3), 1.5)
+        calibrate(torch.zeros(3), alpha)
+
+
+def test_a_score_that_equals_the_threshold_is_in_the_set():
+    # Scores with ties are common: a network that is sure gives many examples the score 0.
+    scores = torch.tensor([0.0, 0.5, 0.75])
+    assert label_sets(scores, Calibration(0.5, 0.1, 20)).tolist() == [True, True, False]
+    tied = calibrate(torch.zeros(20), 0.1)
+    assert label_sets(torch.zeros(20), tied).all()
+
+
+def test_residuals_by_hand():
+    predicted = Gaussians(torch.tensor([[[1.0, -2.0]], [[0.0, 4.0]]]), torch.tensor([[[2.0, 0.5]], [[1.0, 8.0]]]), None)
+    y = torch.tensor([[[4.0, -1.0]], [[-3.0, 4.0]]])  # off by 3, 1 and 3, 0
+    assert_close(residuals(predicted, y), torch.tensor([[2.0], [3.0]]))
+
+
+def test_ninety_per_cent_with_95_per_cent_confidence_is_the_default():
+    scores = torch.linspace(0, 1, 50)
+    assert calibrate(scores) == calibrate(scores, 0.1)
+    assert calibrate_clients([scores]) == calibrate_clients([scores], 0.1)
+    assert calibrate(scores).coverage_with() == calibrate(scores).coverage_with(0.95)
+
+
+def test_rounding_of_the_coverage_costs_no_example():
+    # In floating point, 150 * (1 - 0.18) exceeds 123 and 1 / (1 - 0.9) exceeds 10.
+    assert rank(149, 0.18) == 123
+    assert "at least 9 are needed" in calibrate(torch.zeros(3), 1 - 0.9).statement()

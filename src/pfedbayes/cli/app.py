@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
-from rich.console import Console
+from rich.text import Text
 
 import pfedbayes
 from pfedbayes.cli import assessing, federations, listing, paper, running, serving, sweeping
-from pfedbayes.cli.common import escape
+from pfedbayes.cli.common import Command, console
 from pfedbayes.errors import UserError
 
 # On a busy machine, idle OpenMP threads that spin slow rounds down to seconds; a short spin avoids waking them up. Set
@@ -46,18 +50,73 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in COMMANDS:
-    app.command()(command)
+    app.command(cls=Command)(command)
 app.add_typer(federations.app, name="federation")
 app.add_typer(paper.app, name="paper")
 
 
 def main() -> None:
-    """Run the command line; print a UserError as one line and exit with code 2."""
+    """Run the command line; print an error that the user can fix as one line and exit with code 2."""
+    _prepare_streams()
     try:
-        app()
+        try:
+            _refuse_missing_folder()
+            code = app(standalone_mode=False) or 0
+        finally:
+            sys.stdout.flush()
     except UserError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]pfedbayes:[/] {escape(str(error))}")
-        sys.exit(2)
+        code = _fail(error)
+    except click.UsageError as error:
+        code = _usage(error)
+    except BrokenPipeError:  # the reader of the output has gone, as in `pfedbayes methods | head -1`
+        _discard_output()
+        code = 1
+    except OSError as error:
+        # Commands name the remedy where they can. The rest is what the system refuses, such as a path that is too long.
+        _discard_output()
+        where = "the output" if error.filename is None else str(error.filename)
+        reason = error.strerror or error
+        code = _fail(UserError(f"cannot read or write {where} ({reason}): give another path, or free space"))
+    sys.exit(code)
+
+
+def _prepare_streams() -> None:
+    """Let every text be printed: as escapes where the terminal lacks a character, nowhere where a stream is closed."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115, until the process ends
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _refuse_missing_folder() -> None:
+    try:
+        Path.cwd()
+    except OSError:
+        raise UserError("the current folder does not exist any more: change to another folder") from None
+
+
+def _discard_output() -> None:
+    """Send what the output stream still holds nowhere: it would fail again when the process ends."""
+    with contextlib.suppress(OSError):  # a stream without a file
+        output = sys.stdout.fileno()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+
+
+def _fail(error: UserError) -> int:
+    console(stderr=True).print(Text.assemble(("pfedbayes:", "bold red"), " ", str(error)), soft_wrap=True)
+    return 2
+
+
+def _usage(error: click.UsageError) -> int:
+    """Print a mistake in the arguments, or the help of a command that got none."""
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+        error.show()
+    else:
+        name = error.ctx.command_path if error.ctx else "pfedbayes"
+        _fail(UserError(f"{error.format_message().rstrip('.')}: see {name} --help"))
+    return error.exit_code
 
 
 def _version(wanted: bool) -> None:

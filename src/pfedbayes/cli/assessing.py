@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from pfedbayes.cli.common import Device, TrustModule
+from pfedbayes.cli.common import MOST_DRAWS, Device, TrustModule, console, echo
 from pfedbayes.errors import UserError, printable
 
 
@@ -18,10 +17,12 @@ def certify(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run with data.certify set.")],
     delta: Annotated[float, typer.Option(help="The probability that a certificate fails, at most.")] = 0.05,
     steps: Annotated[
-        int, typer.Option(min=1, help="Training steps on the held-out examples, from the personal model.")
+        int,
+        typer.Option(min=1, max=MOST_DRAWS, help="Training steps on the held-out examples, from the personal model."),
     ] = 100,
     draws: Annotated[
-        int | None, typer.Option(min=1, help="Weight draws per example. Default: 20, or 1000 for convolutions.")
+        int | None,
+        typer.Option(min=1, max=MOST_DRAWS, help="Weight draws per example. Default: 20, or 1000 for convolutions."),
     ] = None,
     device: Device = "auto",
     trust_module: TrustModule = False,
@@ -48,20 +49,20 @@ def certify(
         shown = ("vacuous " if one.vacuous else "") + f"{100 * one.bound:.1f}"
         test = (f"{100 * one.test.gibbs:.1f}", f"{100 * one.test.mc:.1f}") if one.test else ("–", "–")
         last = (f"{100 * one.hold_out:.1f}", str(one.certified.size), f"{one.kl:.1f}")
-        table.add_row(one.client, str(one.seed), shown, *test, *last)
-    Console().print(table)
-    typer.echo(
+        table.add_row(printable(one.client), str(one.seed), shown, *test, *last)
+    console().print(table)
+    echo(
         "bound: upper bound on the error of one network drawn from the certified model (Gibbs). Gibbs, averaged: test "
         f"error of one draw, and of the average of {certificates[0].draws} draws. hold-out: hold-out bound on the "
         "averaged prediction of the model of the run. examples: held out by the run. KL: divergence of the certified "
-        "model from that model, in nats. vacuous: no better than guessing.\n"
-        f"certificates and certified models: {folder / CERTIFICATES}, {folder / POSTERIORS}"
+        "model from that model, in nats. vacuous: no better than guessing."
     )
+    echo(f"certificates and certified models: {folder / CERTIFICATES}, {folder / POSTERIORS}")
 
 
 def uncertainty(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of finished runs.")],
-    samples: Annotated[int, typer.Option(min=1, help="Weight draws averaged in a prediction.")] = 10,
+    samples: Annotated[int, typer.Option(min=1, max=MOST_DRAWS, help="Weight draws averaged in a prediction.")] = 10,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the out-of-distribution data sets.")] = None,
     device: Device = "auto",
     trust_module: TrustModule = False,
@@ -90,8 +91,8 @@ def uncertainty(
             table.add_column(heading, justify="right")
         for name, assessed in results.items():
             for model, row in table_rows(assessed, columns):
-                table.add_row(Path(name).name, model, *cells(row, columns))
-        Console().print(table)
+                table.add_row(printable(Path(name).name), model, *cells(row, columns))
+        console().print(table)
     for name, meaning in NAMES.items():
         typer.echo(f"{name}: {meaning}")
 
@@ -111,7 +112,7 @@ def verify(
     checks = []
     for found in check(path):
         checks.append(found)
-        typer.echo(f"{found.verdict:<11}  {printable(str(found.path))}")
+        echo(f"{found.verdict:<11}  {found.path}")
     if as_json:
         typer.echo(json.dumps({str(found.path): found.verdict for found in checks}))
     damaged = [found for found in checks if found.verdict == "damaged"]

@@ -1,17 +1,24 @@
-"""What several commands share: options, exit codes, interruption."""
+"""What several commands share: options, output, exit codes, interruption."""
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
+import click
 import typer
+from rich.console import Console
+from typer.core import TyperCommand
+
+from pfedbayes.errors import printable
 
 INTERRUPTED = 130  # exit code after Ctrl-C or SIGTERM
+MOST_DRAWS = 10**6  # weight draws of a prediction, and steps of a client: more would run for days
 
 TrainingDevice = Annotated[str, typer.Option(help="auto, cpu or cuda. auto uses a GPU if there is one.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
@@ -24,9 +31,38 @@ TrustModule = Annotated[
 DataDir = Annotated[Path | None, typer.Option(help="Folder of the data sets, if it is not one of the default folders.")]
 
 
-def escape(text: str) -> str:
-    """Return the text with its brackets escaped, so that rich prints it unchanged."""
-    return text.replace("[", "\\[")
+class Number(click.FloatRange):
+    """A number in a range, neither NaN nor infinite."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number, or refuse the value."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
+
+
+class Command(TyperCommand):
+    """A command that refuses empty arguments: an empty path would mean the current folder."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Check the texts of the command line before they are converted."""
+        given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        for option in self.params:
+            value = given.get(option.name or "")
+            if "" in (value if isinstance(value, list | tuple) else [value]):
+                raise click.UsageError(f"{option.get_error_hint(ctx)} is empty: give a value, or leave it out", ctx)
+        return super().parse_args(ctx, args)
+
+
+def console(stderr: bool = False) -> Console:
+    """Return a console that prints texts as they are: names may look like markup or like an emoji."""
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
+def echo(text: object, err: bool = False) -> None:
+    """Print one line, with the control characters of names escaped."""
+    typer.echo(printable(str(text)), err=err)
 
 
 @contextmanager

@@ -7,20 +7,22 @@ from typing import Annotated
 
 import typer
 
+from pfedbayes.cli.common import Command, echo
+
 app = typer.Typer(help="Federations over several machines, on Flower.", no_args_is_help=True)
 
 
-@app.command()
+@app.command(cls=Command)
 def new(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")]) -> None:
     """Write a Flower app; add your data loader and your network in DIR/federation/task.py."""
     from pfedbayes.flower.apps import write_app
 
     for path in write_app(folder):
-        typer.echo(path)
-    typer.echo(f"next: edit {folder / 'federation' / 'task.py'}, then: flwr run {folder} --stream")
+        echo(path)
+    echo(f"next: edit {folder / 'federation' / 'task.py'}, then: flwr run {folder} --stream")
 
 
-@app.command()
+@app.command(cls=Command)
 def keys(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write to.")],
     hosts: Annotated[
@@ -32,10 +34,10 @@ def keys(
     from pfedbayes.flower.keys import make_keys
 
     for path in make_keys(folder, hosts, nodes):
-        typer.echo(path)
+        echo(path)
 
 
-@app.command()
+@app.command(cls=Command)
 def leave(
     state_dir: Annotated[Path, typer.Argument(metavar="STATE_DIR", help="The state-dir of the node.")],
 ) -> None:
@@ -43,4 +45,4 @@ def leave(
     from pfedbayes.flower.state import StateFolder
 
     StateFolder(state_dir).leave()
-    typer.echo(f"{state_dir}: the state is deleted; keep the SuperNode running until the server reports the departure")
+    echo(f"{state_dir}: the state is deleted; keep the SuperNode running until the server reports the departure")

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
+
+from pfedbayes.cli.common import console
+from pfedbayes.errors import printable
 
 
 def methods() -> None:
@@ -25,7 +27,7 @@ def methods() -> None:
         settings = ", ".join(f"{field.name}={json.dumps(field.default)}" for field in dataclasses.fields(method))
         models = "\n".join(which for which in ("personal", "shared") if getattr(method.about, which))
         table.add_row(name, f"{method.about.learns} ({method.about.title}: {method.about.reference})", models, settings)
-    Console().print(table)
+    console().print(table)
 
 
 def data(
@@ -38,5 +40,5 @@ def data(
     for heading in ("name", "images", "found", "how to get it"):
         table.add_column(heading, overflow="fold")
     for source in available(data_dir):
-        table.add_row(source.name, f"{source.images:,}", source.found or "–", source.how_to_get)
-    Console().print(table)
+        table.add_row(source.name, f"{source.images:,}", printable(str(source.found or "–")), source.how_to_get)
+    console().print(table)

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pfedbayes.cli.common import escape
+from pfedbayes.cli.common import console as plain_console
+from pfedbayes.errors import printable
 
 if TYPE_CHECKING:
     from pfedbayes.engine.federation import Federation
@@ -39,7 +40,7 @@ def describe_data(federation: Federation) -> list[str]:
 def show_data(console: Console, federation: Federation) -> None:
     """Print `describe_data` on a console."""
     for line in describe_data(federation):
-        console.print(escape(line), soft_wrap=True)
+        console.print(printable(line), soft_wrap=True)
 
 
 def show_download(console: Console) -> Callable[[str, int, int], None]:
@@ -61,7 +62,8 @@ def progress(console: Console, folder: Path, rounds: int) -> Iterator[Callable[[
     from pfedbayes import runs
 
     columns = (
-        TextColumn("round {task.completed:.0f}/{task.total:.0f}"), BarColumn(), TextColumn("{task.fields[scores]}"),
+        TextColumn("round {task.completed:.0f}/{task.total:.0f}"), BarColumn(),
+        TextColumn("{task.fields[scores]}", markup=False),
         TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
     )  # fmt: skip
     read_once = cache(runs.read_run)  # once: only clients and sizes are read from it
@@ -111,7 +113,7 @@ def print_table(result: Run) -> None:
     for row in rows:
         for title, estimates in (("mean", row.mean), ("worst", row.worst)):
             table.add_row(row.model, title, *(tables.format_estimate(name, estimates[name]) for name in names))
-    Console().print(table)
+    plain_console().print(table)
 
 
 def print_window(result: Run) -> None:
@@ -129,4 +131,4 @@ def print_window(result: Run) -> None:
     for row in rows:
         figures = (tables.format_estimate(name, estimate) for estimate in (row.best, row.mean, row.last))
         table.add_row(row.model, tables.estimator_title(row.estimator), *figures)
-    Console().print(table)
+    plain_console().print(table)

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from pfedbayes.cli.common import DataDir, TrainingDevice
+from pfedbayes.cli.common import Command, DataDir, TrainingDevice, console, echo
 from pfedbayes.cli.sweeping import AsJson, DryRun, Minutes, Only, run_sweep
 
 app = typer.Typer(
@@ -56,6 +55,7 @@ def _train_table(name: str) -> Callable[..., None]:
 for _name, _content in TABLES.items():
     app.command(
         _name,
+        cls=Command,
         help=f"Train the cells of {_content}.\n\n"
         f"Short for `pfedbayes sweep experiments/{_name}.toml --out runs/{_name}`. All cells take hours: choose some "
         "with --only, and call the command again to continue.\n\n"
@@ -64,7 +64,7 @@ for _name, _content in TABLES.items():
     )(_train_table(_name))
 
 
-@app.command()
+@app.command(cls=Command)
 def results(
     folder: Annotated[Path, typer.Argument(help="A folder of results such as docs/results.")],
 ) -> None:
@@ -72,10 +72,10 @@ def results(
     from pfedbayes.paper.results import write
 
     for path in write(folder):
-        typer.echo(path)
+        echo(path)
 
 
-@app.command()
+@app.command(cls=Command)
 def figure3(
     out: Annotated[Path, typer.Argument(help="The JSON file to write, e.g. docs/results/figure3.json.")],
     experiment: Annotated[Path | None, typer.Option(help="The experiment file. Default: small MNIST.")] = None,
@@ -87,10 +87,10 @@ def figure3(
     from pfedbayes.runs.experiment import read_experiment
 
     write(read_experiment(experiment), out, device, data_dir)
-    typer.echo(out)
+    echo(out)
 
 
-@app.command()
+@app.command(cls=Command)
 def bound(
     source: Annotated[
         Path | None, typer.Argument(help="An experiment file or a run folder. Default: the paper's medium MNIST.")
@@ -147,6 +147,6 @@ def bound(
     for term in terms(s):
         value = f"{term.value:,}" if isinstance(term.value, int) else f"{term.value:.4g}"
         table.add_row(term.letter, term.equation, value, term.meaning)
-    Console().print(table)
+    console().print(table)
     for sentence in [*explain(s), *(f"Note: {note}." for note in case.notes)]:
-        typer.echo(sentence)
+        echo(sentence)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
-from pfedbayes.cli.common import INTERRUPTED, DataDir, TrainingDevice, TrustModule, escape, interruptible
+from pfedbayes.cli.common import INTERRUPTED, DataDir, TrainingDevice, TrustModule, console, echo, interruptible
 from pfedbayes.cli.output import describe_data, print_table, print_window, progress, show_data, show_download
-from pfedbayes.errors import UserError
+from pfedbayes.errors import UserError, printable
 
 if TYPE_CHECKING:
     from pfedbayes.runs.experiment import Experiment
@@ -87,7 +87,7 @@ def run(
     from pfedbayes.report import describe, tables, write
     from pfedbayes.runs.config import parse_override
     from pfedbayes.runs.execute import execute
-    from pfedbayes.runs.experiment import from_sections, read_experiment
+    from pfedbayes.runs.experiment import from_sections, read_experiment, seed_numbers
 
     flags = {
         "data.path": own_data, "data.target": target, "data.client_column": client_column, "data.task": task,
@@ -109,19 +109,20 @@ def run(
         setup = read_experiment(experiment, overrides)
         numbers = None
     if numbers is None:
-        numbers = [setup.training.seed + k for k in range(seeds or 1)]
+        numbers = seed_numbers(setup.training.seed, seeds or 1)
     if dry_run:
         _print_estimate(setup, numbers, device, data_dir)
         return
     folder = out or _default_folder(setup, experiment, resume)
 
-    console = Console(stderr=True, highlight=False)
-    console.print(f"[bold]{setup.method.about.title}[/] on {escape(setup.data.title)} → {escape(str(folder))}")
+    terminal = console(stderr=True)
+    title = (setup.method.about.title, "bold")
+    terminal.print(Text.assemble(title, printable(f" on {setup.data.title} → {folder}")), soft_wrap=True)
     rounds = execute(
-        setup, folder, numbers, device, resume, data_dir, show_download(console), partial(show_data, console)
+        setup, folder, numbers, device, resume, data_dir, show_download(terminal), partial(show_data, terminal)
     )
     interrupted = False
-    with interruptible() as stop, progress(console, folder, setup.training.rounds) as show:
+    with interruptible() as stop, progress(terminal, folder, setup.training.rounds) as show:
         for step in rounds:
             show(step)
             if stop and step.round < step.rounds:
@@ -129,7 +130,7 @@ def run(
                 interrupted = True
                 break
     if interrupted:
-        console.print(f"stopped after round {step.round}; resume with: pfedbayes run --resume --out {folder}")
+        echo(f"stopped after round {step.round}; resume with: pfedbayes run --resume --out {folder}", err=True)
         raise typer.Exit(INTERRUPTED)
 
     result = runs.read_run(folder)
@@ -137,9 +138,9 @@ def run(
     print_table(result)
     print_window(result)
     for sentence in describe.stopping(result):
-        typer.echo(sentence)
-    typer.echo(f"run folder: {folder}")
-    typer.echo(f"report:     {page}")
+        echo(sentence)
+    echo(f"run folder: {folder}")
+    echo(f"report:     {page}")
     if as_json:
         rows = {row.model: row for row in tables.headline(result)}
         typer.echo(json.dumps(_json_result(result, rows)))
@@ -162,7 +163,7 @@ def report(
     from pfedbayes.report import write
 
     default = folders[0] / runs.REPORT if len(folders) == 1 else Path("report.html")
-    typer.echo(f"report: {write(folders, out or default)}")
+    echo(f"report: {write(folders, out or default)}")
 
 
 def _default_folder(setup: Experiment, experiment: Path | None, resume: bool) -> Path:
@@ -190,7 +191,7 @@ def _print_estimate(setup: Experiment, seeds: list[int], device: str, data_dir: 
     typer.echo(to_toml(setup.sections()))
     cost = estimate(setup, seeds, device, data_dir)
     for line in describe_data(cost.federation):
-        typer.echo(line)
+        echo(line)
     typer.echo(
         f"plan: {', '.join(cost.plan.describe())}, {len(seeds)} seed(s)\n"
         f"time: about {cost.seconds:.0f} s ({cost.seconds_to_start:.0f} s to start, "

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from pfedbayes.cli.common import Device, TrustModule
+from pfedbayes.cli.common import MOST_DRAWS, Device, Number, TrustModule, echo
 from pfedbayes.errors import UserError
 
 
@@ -36,7 +36,7 @@ def predict(
     coverage: Annotated[
         float, typer.Option(help="Probability that a conformal set or interval contains the truth.")
     ] = 0.9,
-    samples: Annotated[int, typer.Option(min=1, help="Weight draws averaged in a prediction.")] = 100,
+    samples: Annotated[int, typer.Option(min=1, max=MOST_DRAWS, help="Weight draws averaged in a prediction.")] = 100,
     device: Device = "auto",
     trust_module: TrustModule = False,
     as_json: Annotated[
@@ -62,12 +62,12 @@ def predict(
     outcome = predict_file(predictor, rows, out)
     abstained = "" if outcome.abstained is None else f"; it abstains on {outcome.abstained:,} of them"
     where = f" → {out}" if out else ""
-    typer.echo(f"{outcome.rows:,} rows by {predictor.client.title}{abstained}{where}", err=True)
+    echo(f"{outcome.rows:,} rows by {predictor.client.title}{abstained}{where}", err=True)
     warnings = outcome.familiarity.warnings()
     if warnings:
         warnings.append("so the following may not hold for these rows")
     for statement in (*(f"warning: {warning}" for warning in warnings), *predictor.statements()):
-        typer.echo(f"- {statement}", err=True)
+        echo(f"- {statement}", err=True)
     if as_json:
         counts = {"rows": outcome.rows, "abstained": outcome.abstained, "columns": outcome.familiarity.as_json()}
         about = {"model": predictor.client.title, **predictor.as_json(), "warnings": warnings}
@@ -83,8 +83,10 @@ def personalize(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="A .safetensors file. Default: RUN/newcomers/NAME.safetensors.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=0, help="Training steps from the shared model.")] = 200,
-    zeta: Annotated[float | None, typer.Option(min=0, help="Weight of the KL term. Default: the run's.")] = None,
+    steps: Annotated[int, typer.Option(min=0, max=MOST_DRAWS, help="Training steps from the shared model.")] = 200,
+    zeta: Annotated[
+        float | None, typer.Option(click_type=Number(0), help="Weight of the KL term. Default: the run's.")
+    ] = None,
     hold_out: Annotated[float, typer.Option(help="Share of the rows held out for calibration.")] = 0.3,
     certificate: Annotated[
         bool, typer.Option(help="Certify a bound on its error; slow for convolutions with many rows.")
@@ -115,8 +117,8 @@ def personalize(
             path.parent.mkdir(exist_ok=True)
     write(joined.client, path)
     for line in joined.describe():
-        typer.echo(line)
-    typer.echo(f"model: {path}")
+        echo(line)
+    echo(f"model: {path}")
     if as_json:
         bound = joined.certificate and joined.certificate.as_json()
         figures = {"own": joined.own, "shared": joined.shared, "certificate": bound}
@@ -165,9 +167,9 @@ def export(
         for one in open_all(source, trust_module=trust_module):
             path = folder / file_name(str(one.name), FORMATS[kind], "export this run client by client, with --out")
             write(one, path, kind, options)
-            typer.echo(path)
+            echo(path)
         return
     one = open_client(source, client, shared, trust_module=trust_module)
     path = out or Path(file_name("shared" if one.name is None else one.name, FORMATS[kind], "give the file with --out"))
     write(one, path, kind, options)
-    typer.echo(path)
+    echo(path)

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from pfedbayes.cli.common import INTERRUPTED, DataDir, TrainingDevice, interruptible
+from pfedbayes.cli.common import INTERRUPTED, DataDir, Number, TrainingDevice, console, interruptible
 
 if TYPE_CHECKING:
     from pfedbayes.sweep.command import Options
@@ -19,7 +18,8 @@ Only = Annotated[
     typer.Option(metavar="WORDS", help="Run only cells whose names contain all these words. Repeatable: any of them."),
 ]
 Minutes = Annotated[
-    float | None, typer.Option(min=0, help="Stop after this many minutes; call the command again to continue.")
+    float | None,
+    typer.Option(click_type=Number(0), help="Stop after this many minutes; call the command again to continue."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cells and stop.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON object on the last line.")]
@@ -75,7 +75,7 @@ def run_sweep(file: Path, options: Options, only: list[str] | None, part: str = 
     from pfedbayes.sweep.command import command
 
     with interruptible() as stop:
-        outcome = command(file, only or [], part, options, lambda: bool(stop), Console(stderr=True, highlight=False))
+        outcome = command(file, only or [], part, options, lambda: bool(stop), console(stderr=True))
     if as_json:
         typer.echo(json.dumps(outcome))
     if stop:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pfedbayes.constraints import AtLeastOne, Interval, NonNegative, check
+from pfedbayes.constraints import AtLeastOne, Count, Interval, NonNegative, Seed, check
+from pfedbayes.memory import host_memory
 
 Name = Literal["mnist", "fashion-mnist", "cifar10", "blobs", "regression", "files"]
 Size = Literal["small", "medium", "large"]
@@ -58,12 +59,12 @@ class DataConfig:
     """A published image set, one of the synthetic sets "blobs" and "regression", or "files"."""
     size: Size | None = "small"
     """The paper's size of the data sets."""
-    clients: AtLeastOne[int] | None = None
+    clients: Count | None = None
     """Number of clients; None for the paper's number."""
     labels: Labels = "two-block"
     """Which labels a client holds. "two-block", "sliding" and "random" give it labels_per_client labels with the same
     number of images each; "dirichlet" and "iid" deal out the whole pool."""
-    labels_per_client: AtLeastOne[int] = 5
+    labels_per_client: Count = 5
     train_per_label: AtLeastOne[int] | None = None
     """Training images of each label of a client."""
     test_per_label: NonNegative[int] | None = None
@@ -78,14 +79,14 @@ class DataConfig:
     """"stratified" has exact counts per label. "shuffle" splits in file order without stratification, probably as the
     authors did. "overlap" lets every client draw from all images, so that clients are tested on images that others
     train on; this flatters a shared model and serves to explain published results."""
-    seed: Annotated[int, Interval(at_least=0, at_most=2**63 - 1)] = 1
+    seed: Seed = 1
     validation: Fraction = 0.0
     """Share of each client's training data that is held out."""
     certify: Fraction = 0.0
     """Share of the remaining training data that is withheld from the federation, for `pfedbayes certify`."""
     features: AtLeastOne[int] = 4
     """Number of features of a synthetic set."""
-    classes: Annotated[int, Interval(at_least=2)] = 10
+    classes: Annotated[int, Interval(at_least=2, at_most=10**6)] = 10
     """Number of classes of "blobs"."""
     noise: Annotated[float, Interval(at_least=0, less_than=math.inf)] = 0.5
     """Standard deviation of the noise of a synthetic set."""
@@ -125,6 +126,11 @@ class DataConfig:
             self._check_counts()
 
     def _check_counts(self) -> None:
+        if self.name not in PROTOCOLS and (needed := self._synthetic_bytes) > host_memory():
+            raise ValueError(
+                f"a synthetic set of this size needs {needed / 1e9:,.0f} GB of memory, and this machine has "
+                f"{host_memory() / 1e9:,.0f} GB: give fewer clients, examples, features or classes"
+            )
         if (self.train_per_label is None) != (self.test_per_label is None):
             raise ValueError("train_per_label and test_per_label belong together: give both or neither")
         if self.train_per_label is not None and self.examples is not None:
@@ -178,6 +184,13 @@ class DataConfig:
         if self.examples is None and self.name not in PROTOCOLS:
             return SYNTHETIC_EXAMPLES
         return self.examples
+
+    @property
+    def _synthetic_bytes(self) -> int:
+        """Memory of a synthetic set while it is made: its features and their noise, in double precision."""
+        of_labels = self.labels_per_client * ((self.train_per_label or 0) + (self.test_per_label or 0))
+        examples = self.examples or of_labels or SYNTHETIC_EXAMPLES
+        return 16 * self.features * examples * (self.num_clients + self.classes // self.labels_per_client)
 
     @property
     def per_label(self) -> tuple[int, int, int]:

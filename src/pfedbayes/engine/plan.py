@@ -6,10 +6,11 @@ import importlib.util
 import os
 import shutil
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
+from pfedbayes.constraints import AtLeastOne, Interval, check
 from pfedbayes.engine.population.choose import Resting
 from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError
@@ -23,6 +24,8 @@ Over = Literal["vmap", "loop"]
 Noise = Literal["torch", "philox"]
 Precision = Literal["full", "tf32", "bf16"]
 Dtype = Literal["float32", "float64"]
+MOST_THREADS = 1024  # each has a stack of its own: many thousands end the process
+Threads = Annotated[int, Interval(at_least=1, at_most=MOST_THREADS)]
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,9 @@ class Plan:
     """"cpu" or "cuda"."""
     over: Over = "vmap"
     """Train clients together ("vmap") or one after another ("loop")."""
-    chunk: int | None = None
+    chunk: AtLeastOne[int] | None = None
     """The largest number of clients to train together; None for all."""
-    threads: int | None = None
+    threads: Threads | None = None
     """The number of CPU threads; None to leave torch's setting."""
     dtype: Dtype = "float32"
     """The type of floating-point numbers."""
@@ -53,6 +56,7 @@ class Plan:
     """Where clients' states rest between rounds; None to let the federation decide."""
 
     def __post_init__(self) -> None:
+        check(self)
         if self.graph and (self.device, self.over, self.noise) != ("cuda", "vmap", "philox"):
             raise UserError(
                 "execution.graph replays clients together on a GPU: set --device cuda, execution.over=vmap and "
@@ -70,7 +74,7 @@ class Plan:
         """Return the plan for another device, without the options that only its own device supports."""
         if device == self.device:
             return self
-        threads = None if device == "cuda" else torch.get_num_threads()
+        threads = None if device == "cuda" else default_threads()
         return replace(self, device=device, threads=threads, graph=False, precision="full", convolutions="native")
 
     def activate(self) -> None:
@@ -101,6 +105,11 @@ def choose_device(device: str) -> str:
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda needs a GPU, but torch finds none: use --device cpu or --device auto")
     return device
+
+
+def default_threads() -> int:
+    """Return the number of threads that torch chose, or that OMP_NUM_THREADS names."""
+    return min(torch.get_num_threads(), MOST_THREADS)
 
 
 def has_compiler(device: str) -> bool:
@@ -151,7 +160,7 @@ def choose_plan(
         device=device,
         over="vmap" if together else "loop",
         chunk=None if on_gpu or not together else _chunk(at_once, most),
-        threads=None if on_gpu else torch.get_num_threads(),
+        threads=None if on_gpu else default_threads(),
         dtype=dtype,
         compile=one_shape and long and not images_on_cpu and has_compiler(device),
         graph=one_shape and on_gpu,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pfedbayes.constraints import AtLeastOne, Interval, NonNegative, check
+from pfedbayes.constraints import AtLeastOne, Count, CountOrZero, Interval, NonNegative, Seed, check
 from pfedbayes.methods.base import Method
 
 TrainedClients = Literal["all", "chosen"]
@@ -15,9 +15,9 @@ TrainedClients = Literal["all", "chosen"]
 class Training:
     """How long and how clients train, who takes part, and when models are evaluated."""
 
-    rounds: AtLeastOne[int] = 200
+    rounds: Annotated[int, Interval(at_least=1, at_most=10**7)] = 200
     """The number of communication rounds."""
-    local_steps: AtLeastOne[int] = 20
+    local_steps: Count = 20
     """The number R of mini-batch steps per client and round."""
     batch_size: AtLeastOne[int] = 100
     """The size b of a mini-batch."""
@@ -29,11 +29,11 @@ class Training:
     """Evaluate every this many rounds, and after the last one."""
     evaluate_window: tuple[int, int] | None = None
     """First and last of the rounds that are all evaluated."""
-    seed: NonNegative[int] = 1
+    seed: Seed = 1
     """The seed of the run."""
     flip: bool = False
     """Mirror each image of a mini-batch left to right with probability 1/2."""
-    shift: NonNegative[int] = 0
+    shift: CountOrZero = 0
     """Shift each image by up to this many pixels vertically and horizontally; its edge is repeated."""
     server_optimizer: Literal["none", "momentum", "adam"] = "none"
     """How the server moves towards the average of the uploads (FedOpt); the widths of Gaussians are always averaged."""

@@ -18,6 +18,7 @@ from pfedbayes.evaluation.models import FederatedModels, personal_state
 from pfedbayes.maths.gaussian import MeanField
 from pfedbayes.maths.random import Purpose, key, normal
 from pfedbayes.maths.trees import leaves, tree_map
+from pfedbayes.memory import host_memory, refuse_too_large
 from pfedbayes.methods.base import Method, State, weights_posterior
 from pfedbayes.nets import Model
 
@@ -43,6 +44,7 @@ class Weights:
         """Return the output function for `samples` weight draws; for a single network, K is 1."""
         thetas = self.mean[None]
         if self.deviation is not None:
+            refuse_too_large(samples * self.mean.nbytes, host_memory(), "a prediction", "the number of samples")
             noise = normal((samples, len(self.mean)), self.seed, self.mean.dtype, torch.device("cpu"))
             thetas = self.mean + self.deviation * noise.to(self.mean.device)
         return partial(_in_passes, partial(self.model.stacked_outputs, thetas), self.model, thetas)

@@ -13,6 +13,7 @@ from pfedbayes.evaluation.estimators import EstimatorSpec, Sampling, Which
 from pfedbayes.evaluation.models import FederatedModels, personal_state, rows_at_once, slices
 from pfedbayes.maths.random import Purpose, key, normals
 from pfedbayes.maths.trees import pick, stack
+from pfedbayes.memory import device_memory, refuse_too_large
 from pfedbayes.methods.base import State, weights_posterior
 from pfedbayes.nets.reparametrisation import Dense, dense_layers, drawn_outputs, num_drawn_weights
 
@@ -118,7 +119,10 @@ def _noise(
         keys = [key(federation.seeds[s], purpose, round) for s in seeds]
     pairs = spec.sampling == "pairs"
     drawn = (samples + 1) // 2 if pairs else samples
-    weights = normals((drawn, num_drawn_weights(federation.model.net, dense)), keys, data.dtype, data.device)
+    width = num_drawn_weights(federation.model.net, dense)
+    needed = len(keys) * drawn * width * data.dtype.itemsize
+    refuse_too_large(needed, device_memory(data.device), "a prediction", "the number of samples")
+    weights = normals((drawn, width), keys, data.dtype, data.device)
     if pairs:
         weights = torch.stack([weights, -weights], dim=2).flatten(1, 2)[:, :samples]
     if not dense:

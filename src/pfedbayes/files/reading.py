@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import stat
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Any, BinaryIO, NoReturn
@@ -18,6 +19,11 @@ from pfedbayes.files.checksums import FIELD, check_json
 Kinds = Mapping[str, type | UnionType]  # types of the values of an object, by key
 NUMBER = int | float
 LARGEST_TEXT = 2**30  # bytes of a JSON or TOML file
+DEEPEST = 64  # levels of tables and arrays in a TOML file
+LARGEST_INTEGER = 2**63 - 1  # as in the TOML standard
+TOO_DEEP = "it is nested too deeply"
+_PART = r"""(?>[\w-]+|"(?>[^"\\\n]|\\.)*"|'[^'\n]*')"""
+_DEEP_KEY = re.compile(rf"(?<![\w-])(?>{_PART}[ \t]*\.[ \t]*){{{DEEPEST}}}")  # a.b.c.…
 
 
 def parse_json(content: str | bytes) -> Any:
@@ -27,7 +33,7 @@ def parse_json(content: str | bytes) -> Any:
         if (b"\\u" if isinstance(content, bytes) else "\\u") in content:  # type: ignore[operator]
             json.dumps(value, ensure_ascii=False).encode()  # fails for half a surrogate pair
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError(TOO_DEEP) from None
     except UnicodeError:
         raise ValueError("its text is not valid Unicode") from None
     return value
@@ -39,10 +45,24 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def parse_toml(text: str) -> dict[str, Any]:
     """Return the content of a TOML text. Raise ValueError, and nothing else, for any text that cannot be used."""
+    if _DEEP_KEY.search(text):  # the parser takes hours for thousands of parts
+        raise ValueError(TOO_DEEP)
     try:
-        return tomllib.loads(text)
+        content = tomllib.loads(text)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError(TOO_DEEP) from None
+    level: list[Any] = [content]
+    for _ in range(DEEPEST):
+        level = [item for value in level if isinstance(value, dict | list) for item in _items(value)]
+        if any(isinstance(item, int) and abs(item) > LARGEST_INTEGER for item in level):
+            raise ValueError("it has an integer of more than 64 bits")
+    if level:
+        raise ValueError(TOO_DEEP)
+    return content
+
+
+def _items(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 @contextlib.contextmanager
@@ -96,7 +116,10 @@ def parse_object(content: bytes) -> tuple[dict[str, Any], bool]:
 def read_json(path: Path, what: str, check: Callable[[Any], None], remedy: str) -> Any:
     """Return the content of a file. check: raises ValueError if the content is wrong, and may amend it."""
     with reading(path, remedy, f"does not hold {what}"):
-        content = parse_json(read_bytes(path))
+        text = read_bytes(path)
+        content = parse_json(text)
+        if check_json(text):
+            del content[FIELD]
         check(content)
         return content
 

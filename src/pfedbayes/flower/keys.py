@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +17,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from pfedbayes.errors import UserError
 
+MOST_NODES = 10_000
+LONGEST_NAME = 253  # characters of a host name, each label at most 63
+HOST_NAME = re.compile(
+    r"(\*\.)?[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*\.?", re.I | re.A
+)
 VALID = timedelta(days=825)  # some systems refuse longer periods
 
 
@@ -24,14 +31,17 @@ def make_keys(folder: Path, hosts: Sequence[str], nodes: int) -> list[Path]:
     ca.crt, server.crt and server.key are for a SuperLink that is reached under these host names or addresses; node-0,
     node-0.pub, … are for its nodes. Keep ca.key in a safe place: it signs later certificates.
     """
+    places = [_place(host) for host in hosts]
+    if not 1 <= nodes <= MOST_NODES:
+        raise UserError(f"{nodes} nodes are not possible: give 1 to {MOST_NODES}")
     names = ["ca.key", "ca.crt", "server.key", "server.crt"]
     names += [name for i in range(nodes) for name in (f"node-{i}", f"node-{i}.pub")]
     paths = [folder / name for name in names]
-    if there := [path for path in paths if path.exists()]:
-        raise UserError(f"{there[0]} exists already: choose an empty folder, so that no key is lost")
     try:
+        if there := [path for path in paths if path.exists()]:
+            raise UserError(f"{there[0]} exists already: choose an empty folder, so that no key is lost")
         folder.mkdir(parents=True, exist_ok=True)
-        contents = [*_certificates(hosts)]
+        contents = [*_certificates(places)]
         for _ in range(nodes):
             key = ec.generate_private_key(ec.SECP384R1())
             contents.append(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
@@ -45,7 +55,7 @@ def make_keys(folder: Path, hosts: Sequence[str], nodes: int) -> list[Path]:
     return paths
 
 
-def _certificates(hosts: Sequence[str]) -> tuple[bytes, bytes, bytes, bytes]:
+def _certificates(places: Sequence[x509.GeneralName]) -> tuple[bytes, bytes, bytes, bytes]:
     """Return ca.key, ca.crt, server.key and server.crt as PEM."""
     authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     issuer = _named("federation authority")
@@ -60,7 +70,7 @@ def _certificates(hosts: Sequence[str]) -> tuple[bytes, bytes, bytes, bytes]:
     leaf = (
         _unsigned(_named("federation server"), issuer, server, authority)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([_place(host) for host in hosts]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(places), critical=False)
     )
     (ca, certificate) = (each.sign(authority, hashes.SHA384()).public_bytes(Encoding.PEM) for each in (root, leaf))
     (ca_key, server_key) = (
@@ -92,7 +102,9 @@ def _unsigned(
 
 
 def _place(host: str) -> x509.GeneralName:
-    try:
+    """Return an address or a host name as it stands in a certificate; refuse any other text."""
+    with contextlib.suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
+    if len(host) > LONGEST_NAME or not HOST_NAME.fullmatch(host):
+        raise UserError(f"--host {host!r} is neither an address nor a host name: give one, e.g. server.example.org")
+    return x509.DNSName(host)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pfedbayes.constraints import AtLeastOne, NonNegative, Positive
+from pfedbayes.constraints import Count, CountOrZero, NonNegative, Positive
 from pfedbayes.errors import UserError
 from pfedbayes.maths.optim import sgd
 from pfedbayes.maths.trees import pick
@@ -80,7 +80,7 @@ class BNFed(Method):
     """Variance of a global unit around its prior mean, which is 0 for weights."""
     gamma: Positive[float] = 1.0
     """Mass of the process; larger values give more global units."""
-    sweeps: NonNegative[int] = 3
+    sweeps: CountOrZero = 3
     """How often the server re-matches every client in a round."""
     bias: float = 0.1
     """Prior mean and initial value of all biases."""
@@ -90,9 +90,9 @@ class BNFed(Method):
     """Factor of the log-probability of existing units: 2 in the derivation, 1 in the public code."""
     novelty: NonNegative[float] = 2.0
     """Factor of the log-probability of new units."""
-    max_count: AtLeastOne[int] | None = None
+    max_count: Count | None = None
     """Largest number of copies that counts towards popularity (public code: 10)."""
-    max_width: AtLeastOne[int] | None = None
+    max_width: Count | None = None
     """Number of units in a global layer above which no new ones appear (public code: 700)."""
 
     about = About(

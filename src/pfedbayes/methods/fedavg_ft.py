@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pfedbayes.constraints import NonNegative
+from pfedbayes.constraints import CountOrZero, NonNegative
 from pfedbayes.maths.optim import sgd
 from pfedbayes.maths.trees import pick
 from pfedbayes.methods.base import About, Adaptation, LocalModel, Method, State
@@ -22,7 +22,7 @@ class FedAvgFT(Method):
     """Learning rate of FedAvg's local SGD steps."""
     eta_personal: NonNegative[float] = 0.01
     """Learning rate of fine-tuning."""
-    steps: NonNegative[int] = 20
+    steps: CountOrZero = 20
     """Number of fine-tuning steps."""
 
     about = About(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pfedbayes.constraints import AtLeastOne, NonNegative
+from pfedbayes.constraints import Count, CountOrZero, NonNegative
 from pfedbayes.maths.optim import sgd
 from pfedbayes.methods.base import About, Method, Shard, State
 from pfedbayes.nets import Batch, Model
@@ -45,9 +45,9 @@ class FedRep(Method):
 
     eta: NonNegative[float] = 0.01
     """Learning rate of the SGD steps."""
-    head_steps: NonNegative[int] = 1
+    head_steps: CountOrZero = 1
     """Steps on the head in one cycle."""
-    body_steps: AtLeastOne[int] = 1
+    body_steps: Count = 1
     """Steps on the body in one cycle."""
 
     about = About(

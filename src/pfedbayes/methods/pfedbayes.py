@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pfedbayes.constraints import AtLeastOne, NonNegative
+from pfedbayes.constraints import Count, NonNegative
 from pfedbayes.maths.descent import MovingGaussian, descend, join_rows, split_rows
 from pfedbayes.maths.gaussian import (
     MeanField,
@@ -70,7 +70,7 @@ class PFedBayes(Method):
     """Learning rate of the personal model q."""
     eta_global: NonNegative[float] = 0.001
     """Learning rate of the localized global model w."""
-    samples: AtLeastOne[int] = 1
+    samples: Count = 1
     """Weight draws K per step."""
     beta: NonNegative[float] = 1.0
     """Server mixing."""
@@ -80,7 +80,7 @@ class PFedBayes(Method):
     """What the server averages: (mu, rho) as in Algorithm 1, (mu, sigma), or the KL barycentre of Lemma A.2."""
     noise_std: NonNegative[float] = 1.0
     """Standard deviation of the weight noise g."""
-    personal_steps: AtLeastOne[int] = 1
+    personal_steps: Count = 1
     """Steps on q per step on w."""
     reset_personal: bool = False
     """Start q at the received w in every round, instead of keeping it."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pfedbayes.constraints import AtLeastOne, NonNegative
+from pfedbayes.constraints import Count, NonNegative
 from pfedbayes.maths.optim import sgd
 from pfedbayes.maths.stacked import weighted_mean
 from pfedbayes.methods.base import About, Habits, Method, Shard
@@ -38,7 +38,7 @@ class PFedMe(Method):
     """Learning rate of w."""
     prox: NonNegative[float] = 15.0
     """Weight lambda of the term that ties theta to w."""
-    inner_steps: AtLeastOne[int] = 5
+    inner_steps: Count = 5
     """Steps on theta per batch."""
     weight_decay: NonNegative[float] = 0.001
     """Weight decay mu of theta."""

@@ -20,10 +20,14 @@ from pfedbayes.runs.schema import Resumption
 
 def write(folders: Sequence[Path], out: Path) -> Path:
     """Write the page about the runs in `folders` to the file `out`."""
-    page = render([run_folders.read_run(folder) for folder in folders])
+    runs = [run_folders.read_run(folder) for folder in folders]
+    for run in runs:
+        if run.info.digest is None and run.info.federation is None:
+            raise UserError(f"{run.folder} comes from pfedbayes.save, without scores: give the folder of a run")
+    page = render(runs)
     with run_folders.writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(page, encoding="utf-8")
+    run_folders.write_file(out, page.encode(errors="backslashreplace"))  # a path may have bytes that are not UTF-8
     return out
 
 

@@ -49,14 +49,13 @@ def estimate(experiment: Experiment, seeds: Sequence[int], device: str = "auto",
     per_round = clock.seconds() - first
     start = max(0.0, first - per_round)
     rounds = experiment.training.rounds
-    evaluations = [
-        experiment.evaluation.after(r, rounds) for r in range(1, rounds + 1) if experiment.training.evaluates(r)
-    ]
+    evaluations = _evaluations(experiment)
     evaluating = 0.0
-    for options in [options for k, options in enumerate(evaluations) if options not in evaluations[:k]]:
+    for round, count in evaluations.values():
         begun = clock.seconds()
-        federation.evaluate(**options)
-        evaluating += evaluations.count(options) * (clock.seconds() - begun)
+        federation.evaluate(**experiment.evaluation.after(round, rounds))
+        evaluating += count * (clock.seconds() - begun)
+    count = sum(count for _, count in evaluations.values())
     # During a round the old states, the new states and the gradients are all in memory.
     servers = sum(leaf.nbytes for leaf in leaves(tuple(federation.servers)))
     noise = math.prod(experiment.method.noise_shape(federation.model.net.num_params) or (0,)) * 4
@@ -70,9 +69,21 @@ def estimate(experiment: Experiment, seeds: Sequence[int], device: str = "auto",
         federation.plan,
         start,
         per_round,
-        evaluating / len(evaluations),
-        len(evaluations),
+        evaluating / count,
+        count,
         start + rounds * per_round + evaluating,
         federation.x.nbytes + federation.y.nbytes + working + (0 if in_file else resting),
         resting if in_file else 0,
     )
+
+
+def _evaluations(experiment: Experiment) -> dict[bool, tuple[int, int]]:
+    """Return one round and the number of rounds for each kind of evaluation: with all estimators, or without one."""
+    kinds: dict[bool, tuple[int, int]] = {}
+    rounds = experiment.training.rounds
+    for round in range(1, rounds + 1):
+        if experiment.training.evaluates(round):
+            whole = round % experiment.evaluation.average_every == 0 or round == rounds
+            first, count = kinds.get(whole, (round, 0))
+            kinds[whole] = first, count + 1
+    return kinds

@@ -9,21 +9,27 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from pfedbayes.constraints import LARGEST_SEED
 from pfedbayes.data import DataConfig, Shards, TaskShape
 from pfedbayes.engine.federation import Federation
-from pfedbayes.engine.plan import Plan, plan_for
+from pfedbayes.engine.plan import Plan, plan_for, run_size
 from pfedbayes.engine.training import Training
-from pfedbayes.errors import UserError, nearest
+from pfedbayes.errors import UserError, nearest, one_line
 from pfedbayes.maths.likelihoods import Classification, Likelihood, Regression
+from pfedbayes.memory import device_memory, host_memory, refuse_too_large
 from pfedbayes.methods import METHODS, Method
 from pfedbayes.nets import Init, Model, Net, WithNoise, cnn, mlp, vgg
 from pfedbayes.nets.import_path import build_module, is_import_path
 from pfedbayes.runs.config import build, parse_override, read_toml
 from pfedbayes.runs.sections import Evaluation, Execution, NetConfig
 
+MOST_SEEDS = 1000  # federations that are trained at once
 MAIN_JOB: dict[str, dict[str, Any]] = {"method": {"name": "pfedbayes", "zeta": 1.0}}
 # Defaults for the user's own data.
 OWN_DATA: dict[str, dict[str, Any]] = {
@@ -95,9 +101,23 @@ Change = tuple[str, str, Any]  # section, key, value
 SECTIONS = [section.name for section in dataclasses.fields(Experiment)]
 
 
+def seed_numbers(first: int, count: int) -> list[int]:
+    """Return the seeds first, first + 1, … of federations that are trained at once; refuse absurdly many."""
+    if not 1 <= count <= MOST_SEEDS:
+        raise UserError(f"{count} seeds at once are not possible: give 1 to {MOST_SEEDS} seeds")
+    if first + count - 1 > LARGEST_SEED:
+        raise UserError(f"training.seed is {first}, so a later seed would exceed {LARGEST_SEED}: give a smaller one")
+    return [first + k for k in range(count)]
+
+
 def method_name(method: Method) -> str:
-    """Return the name of a method in configs."""
-    return next(name for name, cls in METHODS.items() if type(method) is cls)
+    """Return the name of a method in configs; refuse a method of the user's own, which has none."""
+    for name, cls in METHODS.items():
+        if type(method) is cls:
+            return name
+    raise UserError(
+        f"{type(method).__name__} is no method of pfedbayes, so no config can name it: use one of {', '.join(METHODS)}"
+    )
 
 
 def read_experiment(path: Path | None = None, overrides: Sequence[str] = ()) -> Experiment:
@@ -123,7 +143,7 @@ def resolve(sections: Mapping[str, Any], changes: Sequence[Change] = ()) -> Expe
         if section not in SECTIONS:
             raise UserError(f"unknown section [{section}]: {nearest(section, SECTIONS)}")
         if not isinstance(values, Mapping):
-            raise UserError(f"{section} is {values!r}: write it as a section [{section}]")
+            raise UserError(f"{section} is {one_line(repr(values))}: write it as a section [{section}]")
     merged = {section: dict(sections.get(section, {})) for section in SECTIONS}
     for section, name, value in changes:
         if section not in SECTIONS:
@@ -134,14 +154,13 @@ def resolve(sections: Mapping[str, Any], changes: Sequence[Change] = ()) -> Expe
         merged[section][name] = value
 
     chosen = merged["method"].pop("name", "pfedbayes")
-    if chosen not in METHODS:
-        raise UserError(f"unknown method {chosen!r}: {nearest(str(chosen), METHODS)}")
+    if not isinstance(chosen, str) or chosen not in METHODS:
+        raise UserError(f"unknown method {one_line(repr(chosen))}: {nearest(str(chosen), METHODS)}")
     if "path" in merged["data"]:
-        where = Path(str(merged["data"]["path"])).expanduser().absolute()
-        merged["data"] = {"name": "files"} | merged["data"] | {"path": str(where)}
+        merged["data"] = {"name": "files"} | merged["data"]
     data = build(DataConfig, merged["data"], "data")
-    if data.name == "files":
-        data = dataclasses.replace(data, size=None)
+    if data.path is not None:
+        data = dataclasses.replace(data, size=None, path=_absolute(data.path))
     net = NetConfig.from_section(merged["net"])
     method = build(METHODS[chosen], merged["method"], "method")
     training = build(Training, merged["training"], "training")
@@ -170,6 +189,13 @@ def resolve(sections: Mapping[str, Any], changes: Sequence[Change] = ()) -> Expe
         participants=None if method.needs.all_clients else training.participants,
     )
     return Experiment(data, net, method, training, evaluation, build(Execution, merged["execution"], "execution"))
+
+
+def _absolute(path: str) -> str:
+    try:
+        return str(Path(path).expanduser().absolute())
+    except RuntimeError as error:  # an unknown user in ~name
+        raise UserError(f"data.path is {path!r} ({error}): give the path of your data") from None
 
 
 def _settle(net: NetConfig, method: Method, name: str, hidden: tuple[int, ...]) -> NetConfig:
@@ -212,12 +238,33 @@ def build_model(net: NetConfig, task: TaskShape, method: Method) -> Model:
             raise UserError(f"the VGG takes 32 x 32 images, the data have shape {shape}: use net.name=mlp")
         module = vgg(outputs, in_channels=shape[0], head="linear" if method.needs.outputs else net.head, norm=net.norm)
     else:
-        module = mlp([math.prod(shape), *(net.hidden or ()), outputs], net.activation)
+        sizes = [math.prod(shape), *(net.hidden or ()), outputs]
+        refuse_too_large(sum((a + 1) * b for a, b in pairwise(sizes)) * 4, host_memory(), "the network", "net.hidden")
+        module = mlp(sizes, net.activation)
     likelihood: Likelihood = Classification()
     if task.num_classes is None:
         likelihood = Regression(net.sigma_eps and net.sigma_eps / task.unit, task.unit)
         module = module if net.sigma_eps is not None else WithNoise(module)
     return Model(Net(module), likelihood, method.habits.pixels)
+
+
+def _refuse_large_rounds(experiment: Experiment, shards: Shards, model: Model, num_seeds: int, plan: Plan) -> None:
+    """Refuse a round whose models, noise or mini-batches cannot fit into memory."""
+    method, training = experiment.method, experiment.training
+    steps, at_once = run_size(method, dataclasses.replace(training, rounds=1), len(shards.train), num_seeds)
+    memory = device_memory(torch.device(plan.device))
+    number = getattr(torch, plan.dtype).itemsize
+    together = 1 if plan.over == "loop" else min(at_once, plan.chunk or at_once)
+    noise = together * math.prod(method.noise_shape(model.net.num_params) or (0,))
+    models = 2 * at_once * model.net.num_params  # before and after the round
+    remedy = "--seeds, net.hidden, training.participants or method.samples"
+    refuse_too_large((models + noise) * number, memory, "a round", remedy)
+    draws = experiment.evaluation.samples * model.net.num_params if method.about.stochastic else 0
+    refuse_too_large(draws * number, memory, "an evaluation", "evaluation.samples")
+    largest = max(map(len, shards.train), default=0)
+    batch = largest if method.needs.full_batch else min(largest, training.batch_size)
+    rows = steps * method.needs.batches_per_step * batch
+    refuse_too_large(8 * rows, host_memory(), "a round", "training.local_steps or training.batch_size")
 
 
 def build_federation(
@@ -236,7 +283,9 @@ def build_federation(
     if plan is not None:
         return make(plan, clients_file)
     choose = partial(plan_for, model, experiment.method, experiment.training, len(shards.train), len(seeds), device)
-    federation = make(experiment.execution.adapt(choose()), clients_file)
+    plan = experiment.execution.adapt(choose())
+    _refuse_large_rounds(experiment, shards, model, len(seeds), plan)
+    federation = make(plan, clients_file)
     faster = None if experiment.execution.over else federation.faster_over()
     if faster in (None, federation.plan.over):
         return federation

@@ -7,16 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pfedbayes.constraints import AtLeastOne, NonNegative, Positive, check
-from pfedbayes.engine.plan import Dtype, Noise, Over, Plan, Precision
+from pfedbayes.constraints import AtLeastOne, Count, NonNegative, Positive, check
+from pfedbayes.engine.plan import Dtype, Noise, Over, Plan, Precision, Threads
 from pfedbayes.engine.population import Resting
+from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import EvaluationSplit, Sampling, estimator_names
 from pfedbayes.nets import Init
 from pfedbayes.nets.convolutions import Convolutions
 from pfedbayes.nets.import_path import is_import_path
-from pfedbayes.runs.config import build
+from pfedbayes.runs.config import build, check_plain
 
 NETS = ("mlp", "vgg", "cnn")
+MOST_LAYERS = 1000
 OF_ALL_NETS = ("name", "init", "sigma_eps")  # settings that the user's own modules have too
 
 
@@ -48,6 +50,8 @@ class NetConfig:
             )
         if any(width < 1 for width in self.hidden or ()):
             raise ValueError(f"hidden widths must be at least 1, got {list(self.hidden or ())}")
+        if len(self.hidden or ()) > MOST_LAYERS:
+            raise ValueError(f"hidden must have at most {MOST_LAYERS} widths, got {len(self.hidden or ())}")
 
     def section(self) -> dict[str, Any]:
         """Return plain values, as in a config."""
@@ -61,9 +65,12 @@ class NetConfig:
     def from_section(cls, values: Mapping[str, Any]) -> NetConfig:
         """Build from a config. With an import path, unknown keys become arguments of the module."""
         if not is_import_path(str(values.get("name"))):
+            if "settings" in values:
+                raise UserError("net.settings are arguments of your own module: give net.name, e.g. my_module:MyNet")
             return build(cls, values, "net")
         own = {name: value for name, value in values.items() if name in OF_ALL_NETS}
         settings = {name: value for name, value in values.items() if name not in OF_ALL_NETS}
+        check_plain(settings, "net")
         return dataclasses.replace(build(cls, own, "net"), settings=settings)
 
 
@@ -71,7 +78,7 @@ class NetConfig:
 class Evaluation:
     """How models are scored."""
 
-    samples: AtLeastOne[int] = 10
+    samples: Count = 10
     """Weight draws averaged in a prediction."""
     label_prior: bool = False
     """Also score every model with the client's label frequencies added to its log-probabilities."""
@@ -119,7 +126,7 @@ class Execution:
 
     over: Over | None = None
     chunk: AtLeastOne[int] | None = None
-    threads: AtLeastOne[int] | None = None
+    threads: Threads | None = None
     dtype: Dtype = "float32"
     compile: bool | None = None
     graph: bool | None = None

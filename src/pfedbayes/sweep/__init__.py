@@ -5,6 +5,7 @@ finished cell has a list of records, see `scores`:
 
     DIR/runs/CELL        the run folder, deleted when the cell is done
     DIR/cells/CELL.json  the records of a cell
+    DIR/locks/CELL       empty; locked by the worker that runs the cell, so that several workers can share DIR
 
 In file names a very long CELL is cut and ends in a digest.
 """

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pfedbayes.errors import UserError, nearest
+from pfedbayes.errors import UserError, nearest, one_line, printable
 from pfedbayes.runs.config import read_toml
-from pfedbayes.runs.experiment import SECTIONS, Change, Experiment, method_name, resolve
+from pfedbayes.runs.experiment import SECTIONS, Change, Experiment, method_name, resolve, seed_numbers
 
 # What a row may list, from the outermost loop to the innermost, and the setting that it sets.
 AXES = {
@@ -74,6 +75,8 @@ def read_cells(path: Path) -> list[Cell]:
     rows = file.get("rows")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, Mapping) for row in rows):
         raise UserError(f"{path} describes no cells: give it at least one [[rows]]")
+    for key in ("base", "preset", "preset_file"):
+        _require_text(file.get(key, ""), key, str(path))
     presets = _read_presets(path.parent / file["preset_file"]) if "preset_file" in file else None
     cells: dict[str, Cell] = {}
     for row in rows:
@@ -99,10 +102,22 @@ def _refuse_unknown(table: Mapping[str, Any], valid: Sequence[str], where: str) 
             raise UserError(f"unknown key {name!r} in {where}: {nearest(name, valid)}")
 
 
+def _require_text(value: Any, key: str, where: str) -> None:
+    if not isinstance(value, str) or not value.isprintable():
+        raise UserError(f"{key} is {one_line(repr(value))} in {where}: give a text")
+
+
 def _cells(path: Path, file: dict[str, Any], row: dict[str, Any], presets: dict[str, Any] | None) -> Iterator[Cell]:
     common = [*_changes(file.get("set", {}), path), *_changes(row.get("set", {}), path)]
     axes = [row[axis] if isinstance(row[axis], list) else [row[axis]] for axis in AXES if axis in row]
     settings = [AXES[axis] for axis in AXES if axis in row]
+    for axis in AXES.keys() & row.keys():
+        for value in row[axis] if isinstance(row[axis], list) else [row[axis]]:
+            _require_text(value, axis, f"[[rows]] of {path}")
+    _require_text(row.get("variant", ""), "variant", f"[[rows]] of {path}")
+    points = row.get("vary", [{}])
+    if not isinstance(points, list):
+        raise UserError(f"vary is {one_line(repr(points))} in {path}: give a list such as [{{ method.eta = 0.1 }}]")
     for values in itertools.product(*axes):
         named = dict(zip([axis for axis in AXES if axis in row], values, strict=True))
         base = _base(path, file, named)
@@ -110,11 +125,12 @@ def _cells(path: Path, file: dict[str, Any], row: dict[str, Any], presets: dict[
         lacks = None
         if presets is not None:
             dataset, method = named.get("dataset", ""), named.get("method", "")
-            if method in presets.get(dataset, {}):
-                chosen += _changes(presets[dataset][method], path)
+            of_dataset = presets.get(dataset, {})
+            if isinstance(of_dataset, Mapping) and method in of_dataset:
+                chosen += _changes(of_dataset[method], path)
             else:
                 lacks = f"{file['preset_file']} has no settings for {method} on {dataset}: write them with --choose"
-        for point in row.get("vary", [{}]):
+        for point in points:
             varied = _changes(point, path)
             cell = _cell(path, file, row, base, [*chosen, *common, *varied], varied)
             yield dataclasses.replace(cell, lacks=lacks)
@@ -124,16 +140,19 @@ def _base(path: Path, file: dict[str, Any], named: dict[str, str]) -> dict[str, 
     """Return the sections of the experiment file on which a cell is based."""
     if "base" not in file:
         return {}
-    try:
-        name = str(file["base"]).format(**named)
-    except (KeyError, IndexError, ValueError) as error:
-        raise UserError(f"base of {path} cannot be filled in ({error}): a row gives {', '.join(named)}") from None
+    name = file["base"]
+    for axis, value in named.items():
+        name = name.replace(f"{{{axis}}}", value)
+    if "{" in name or "}" in name:
+        raise UserError(f"base of {path} cannot be filled in ({name!r}): a row gives {', '.join(named) or 'nothing'}")
     return read_toml(path.parent / name)
 
 
 def _changes(sections: Any, path: Path) -> list[Change]:
     if not isinstance(sections, Mapping) or not all(isinstance(values, Mapping) for values in sections.values()):
-        raise UserError(f"{sections!r} in {path} is not understood: write settings as section.key = value")
+        raise UserError(
+            f"{one_line(repr(sections))} in {path} is not understood: write settings as section.key = value"
+        )
     return [(section, key, value) for section, values in sections.items() for key, value in values.items()]
 
 
@@ -156,7 +175,7 @@ def _cell(
         raise UserError(f"{path} has a regression, but a sweep compares accuracies: use data with labels")
     count = row.get("seeds", file.get("seeds", 1))
     if type(count) is not int or count < 1:
-        raise UserError(f"seeds is {count!r} in {path}: give a whole number, at least 1")
+        raise UserError(f"seeds is {one_line(repr(count))} in {path}: give a whole number, at least 1")
     facts = {
         "preset": str(file.get("preset", "paper")),
         "dataset": experiment.data.name,
@@ -167,8 +186,8 @@ def _cell(
     }
     by = {f"{section}.{key}": value for section, key, value in varied}
     parts = [value for value in facts.values() if value != "default"] + [f"{key}={value}" for key, value in by.items()]
-    name = "_".join(parts).replace("/", "-")
-    seeds = tuple(experiment.training.seed + k for k in range(count))
+    name = printable("_".join(parts).replace("/", "-"))
+    seeds = tuple(seed_numbers(experiment.training.seed, count))
     return Cell(name, facts, experiment, seeds, tuple(changes), by)
 
 
@@ -195,7 +214,8 @@ def select(cells: Sequence[Cell], only: Sequence[str] = (), part: tuple[int, int
 
 def parse_part(text: str) -> tuple[int, int]:
     """Parse "2/3" as (2, 3)."""
-    number, _, of = text.partition("/")
-    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
+    number, of = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= number <= of:
         raise UserError(f"--part {text!r} is not understood: write 1/3, 2/3 or 3/3 for a third of the cells")
-    return int(number), int(of)
+    return number, of

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pfedbayes import runs
-from pfedbayes.errors import UserError
+from pfedbayes.errors import UserError, printable
 from pfedbayes.runs.config import to_toml
 from pfedbayes.sweep.cells import Cell
 from pfedbayes.sweep.results import Results, seeds_to_do
@@ -30,7 +30,8 @@ def choose(cells: Sequence[Cell], results: Results, path: Path) -> list[str]:
     for cell in cells:
         if cell.experiment.evaluation.split != "validation":
             raise UserError(f"{cell.name} is scored on test data: set evaluation.split=validation to choose settings")
-    lines, sections = [], {}
+    lines: list[str] = []
+    sections: dict[str, dict[str, dict[str, Any]]] = {}
     for dataset, method in dict.fromkeys((cell.facts["dataset"], cell.facts["method"]) for cell in cells):
         rows = _rows(cell for cell in cells if (cell.facts["dataset"], cell.facts["method"]) == (dataset, method))
         sizes = {cell.facts["size"] for row in rows.values() for cell in row}
@@ -48,10 +49,12 @@ def choose(cells: Sequence[Cell], results: Results, path: Path) -> list[str]:
             f"{len(complete)} settings ({on}; {chosen[0].experiment.training.rounds} rounds)"
         )
         for section, values in _settings(chosen[0]).items():
-            sections[f"{dataset}.{method}.{section}"] = values
+            sections.setdefault(dataset, {}).setdefault(method, {})[section] = values
     if not sections:
         raise UserError("no row of the sweep is complete: run it first")
-    head = "".join(f"# {line}\n" for line in ["Chosen by pfedbayes sweep --choose, by validation accuracy.", *lines])
+    head = "".join(
+        f"# {printable(line)}\n" for line in ["Chosen by pfedbayes sweep --choose, by validation accuracy.", *lines]
+    )
     with runs.writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     runs.write_file(path, f"{head}\n{to_toml(sections)}")

@@ -19,12 +19,11 @@ from pfedbayes.sweep.cells import Cell, parse_part, read_cells, select
 from pfedbayes.sweep.choosing import choose
 from pfedbayes.sweep.results import (
     Results,
-    changed,
-    changed_under_way,
-    forget,
+    claim,
     gather,
     merge,
     read_results,
+    redo,
     refuse_changed,
     run_folder,
     seeds_to_do,
@@ -33,6 +32,7 @@ from pfedbayes.sweep.results import (
 from pfedbayes.sweep.running import Outcome, Status, run
 
 SHOW_SECONDS = 10.0  # seconds between two progress lines
+ALL_RESULTS = ".results"  # the claim on the file of --results
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,7 @@ def command(
     kept = read_results(options.results) if options.results and options.results.exists() else {}
     results = merge(kept, gather(options.out, options.imports))
     if options.redo and not options.dry_run:
-        old = [*changed(chosen, results), *changed_under_way(chosen, options.out, results)]
-        results = forget(options.out, old, results)
+        results = redo(chosen, options.out, results)
     refuse_changed(chosen, results)
     if options.dry_run:
         _list(chosen, results, options.out)
@@ -79,12 +78,13 @@ def command(
 
     if options.choose:
         for line in choose(chosen, results, options.choose):
-            console.print(line, soft_wrap=True, markup=False)
+            console.print(line, soft_wrap=True, markup=False, emoji=False)
         return _outcome(chosen, Outcome(results), begun)
 
     def keep(known: Results) -> None:
         if options.results:
-            write_results(options.results, known)
+            with claim(options.out, ALL_RESULTS, wait=True):  # workers that share the folder may share the file
+                write_results(options.results, merge(known, gather(options.out)))
 
     outcome = Outcome(results)
     if not options.collect:
@@ -106,12 +106,13 @@ def _outcome(cells: Sequence[Cell], outcome: Outcome, begun: float) -> dict[str,
         "done": [cell.name for cell in cells if not seeds_to_do(cell, outcome.results)],
         "missing": [cell.name for cell in cells if seeds_to_do(cell, outcome.results)],
         "failed": outcome.failed,
+        "held": outcome.held,
         "seconds": time.monotonic() - begun,
     }
 
 
 def _list(cells: Sequence[Cell], results: Results, out: Path) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     for number, cell in enumerate(cells, 1):
         seeds = seeds_to_do(cell, results)
         state = "to do" if len(seeds) == len(cell.seeds) else f"{len(seeds)} to do"
@@ -137,7 +138,7 @@ class _Teller:
             self._cell, self._due = status.cell, now + SHOW_SECONDS
             seeds = f"{len(status.cell.seeds)} seed{'s'[: len(status.cell.seeds) > 1]}"
             title = f"cell {status.number} of {status.count}: {status.cell.name}, {seeds}"
-            self._console.print(title, soft_wrap=True, markup=False)
+            self._console.print(title, soft_wrap=True, markup=False, emoji=False)
         rounds = status.cell.experiment.training.rounds
         if now > self._due or status.round == rounds:
             self._due = now + SHOW_SECONDS
@@ -155,13 +156,16 @@ def _duration(seconds: float) -> str:
 
 def _sum_up(found: dict[str, Any], outcome: Outcome, console: Console) -> None:
     total = len(found["done"]) + len(found["missing"])
-    console.print(f"{len(found['done'])} of {total} cells done, in {_duration(found['seconds'])}", soft_wrap=True)
+    counts = [f"{len(found['done'])} of {total} cells done", *([f"{len(outcome.held)} held"] if outcome.held else [])]
+    console.print(f"{', '.join(counts)}, in {_duration(found['seconds'])}", soft_wrap=True, markup=False, emoji=False)
     for name in found["missing"]:
-        if name not in outcome.failed:
-            console.print(f"missing: {name}", soft_wrap=True, markup=False)
+        if name in outcome.held:
+            console.print(f"held:    {name}: another worker is running it", soft_wrap=True, markup=False, emoji=False)
+        elif name not in outcome.failed:
+            console.print(f"missing: {name}", soft_wrap=True, markup=False, emoji=False)
     for name, reason in outcome.failed.items():
         _tell_failure(name, reason, console)
 
 
 def _tell_failure(name: str, reason: str, console: Console) -> None:
-    console.print(f"failed:  {name}: {reason}", soft_wrap=True, markup=False)
+    console.print(f"failed:  {name}: {reason}", soft_wrap=True, markup=False, emoji=False)

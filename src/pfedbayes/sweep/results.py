@@ -1,16 +1,20 @@
-"""The results of a sweep: records in JSON files, of one cell or of many."""
+"""The folder of a sweep: records in JSON files, run folders, and the claims of the workers that share it."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pfedbayes import runs
 from pfedbayes.errors import UserError
+from pfedbayes.files.checksums import BLANK, FIELD, seal
+from pfedbayes.files.writing import open_to_write
 from pfedbayes.runs.resume import other_config
 from pfedbayes.sweep import scores
 from pfedbayes.sweep.cells import Cell
@@ -37,7 +41,7 @@ def write_results(path: Path, results: Results) -> None:
     lines = ",\n".join(json.dumps(record, allow_nan=False, ensure_ascii=False) for record in records)
     with runs.writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    runs.write_file(path, f"[\n{lines}\n]\n")
+    runs.write_file(path, seal(f'{{"{FIELD}": "{BLANK}", "records": [\n{lines}\n]}}') + "\n")
 
 
 def result_file(out: Path, name: str) -> Path:
@@ -57,6 +61,32 @@ def _for_files(name: str) -> str:
         return name
     digest = "_" + hashlib.sha256(encoded).hexdigest()[:16]
     return encoded[: LONGEST_BYTES - len(digest)].decode(errors="ignore") + digest
+
+
+@contextmanager
+def claim(out: Path, name: str, wait: bool = False) -> Iterator[bool]:
+    """Claim a cell, so that no other worker touches it; yield whether it was free.
+
+    The claim ends with this context, or with the process. wait: wait until it is free.
+    """
+    path = out / "locks" / _for_files(name)
+    with runs.writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open_to_write(path)
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            free = False
+        else:
+            free = True
+        yield free
+
+
+def read_cell(out: Path, name: str) -> Results:
+    """Read the results of a cell that are in the folder of the sweep now; another worker may have written them."""
+    path = result_file(out, name)
+    return read_results(path) if path.exists() else {}
 
 
 def gather(out: Path, files: Iterable[Path] = ()) -> Results:
@@ -127,10 +157,21 @@ def refuse_changed(cells: Iterable[Cell], results: Results) -> None:
         )
 
 
-def forget(out: Path, names: Iterable[str], results: Results) -> Results:
-    """Delete these cells from the folder of the sweep, and return the results without them."""
-    dropped = set(names)
-    for name in dropped:
-        result_file(out, name).unlink(missing_ok=True)
-        shutil.rmtree(run_folder(out, name), ignore_errors=True)
-    return {name: records for name, records in results.items() if name not in dropped}
+def redo(cells: Iterable[Cell], out: Path, results: Results) -> Results:
+    """Delete the cells that were made with other settings, finished or not; return the results without them.
+
+    A cell that another worker holds is left to it, and so is one that another worker has made again meanwhile.
+    """
+    kept = dict(results)
+    for cell in cells:
+        if not changed([cell], results) and not changed_under_way([cell], out, results):
+            continue
+        kept.pop(cell.name, None)
+        with claim(out, cell.name) as free:
+            now = read_cell(out, cell.name) if free else {}
+            if now and not changed([cell], now):
+                kept |= now
+            elif free:
+                result_file(out, cell.name).unlink(missing_ok=True)
+                shutil.rmtree(run_folder(out, cell.name), ignore_errors=True)
+    return kept

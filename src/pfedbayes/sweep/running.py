@@ -13,12 +13,22 @@ from pathlib import Path
 import torch
 
 from pfedbayes import runs
-from pfedbayes.errors import Diverged, UserError
+from pfedbayes.errors import Diverged, UserError, one_line
 from pfedbayes.memory import give_back_locked_memory
 from pfedbayes.runs.execute import Progress, execute
 from pfedbayes.sweep import scores
 from pfedbayes.sweep.cells import Cell
-from pfedbayes.sweep.results import Results, merge, result_file, run_folder, seeds_to_do, write_results
+from pfedbayes.sweep.results import (
+    Results,
+    claim,
+    merge,
+    read_cell,
+    refuse_changed,
+    result_file,
+    run_folder,
+    seeds_to_do,
+    write_results,
+)
 from pfedbayes.sweep.scores import Record
 
 START_SECONDS = 30.0  # do not start a cell with less time than this before the deadline
@@ -47,6 +57,8 @@ class Outcome:
     results: Results
     failed: dict[str, str] = field(default_factory=dict)
     """Failed cells with the reason in one line."""
+    held: list[str] = field(default_factory=list)
+    """Cells that another worker was running."""
 
 
 def run(
@@ -73,33 +85,57 @@ def run(
     with runs.writing(out):
         (out / "cells").mkdir(parents=True, exist_ok=True)
     for number, cell in enumerate(cells, 1):
-        if seeds := seeds_to_do(cell, outcome.results):
+        if seeds_to_do(cell, outcome.results):
             if stopped() or time.monotonic() > deadline - START_SECONDS:
                 continue
-            part = replace(cell, seeds=seeds)
             ahead = [other for other in cells[number:] if seeds_to_do(other, outcome.results)]
-            clock = _TimeLeft(part, number, len(cells), ahead, outcome.results)
-            try:
-                records = _run_cell(
-                    part, out, device, data_dir, lambda: stopped() or time.monotonic() > deadline, clock, tell
-                )
-            except Exception as error:  # an error in one cell does not stop the others
-                if not isinstance(error, UserError):
-                    traceback.print_exc()
-                outcome.failed[cell.name] = _one_line(error)
-                complain(cell.name, _one_line(error))
-                continue
-            finally:
-                _free_memory()
-            if records is None:
-                continue
-            outcome.results = merge(outcome.results, {cell.name: records})
-            write_results(result_file(out, cell.name), {cell.name: outcome.results[cell.name]})
-            keep(outcome.results)
+            with claim(out, cell.name) as free:
+                if not free:
+                    outcome.held.append(cell.name)
+                    continue
+                try:
+                    outcome.results = merge(outcome.results, read_cell(out, cell.name))
+                    refuse_changed([cell], outcome.results)
+                    if seeds := seeds_to_do(cell, outcome.results):
+                        part = replace(cell, seeds=seeds)
+                        clock = _TimeLeft(part, number, len(cells), ahead, outcome.results)
+                        records = _run_cell(
+                            part, out, device, data_dir, lambda: stopped() or time.monotonic() > deadline, clock, tell
+                        )
+                        if records is None:
+                            continue
+                        outcome.results = merge(outcome.results, {cell.name: records})
+                        write_results(result_file(out, cell.name), {cell.name: outcome.results[cell.name]})
+                        keep(outcome.results)
+                except Exception as error:  # an error in one cell does not stop the others
+                    if not isinstance(error, UserError):
+                        traceback.print_exc()
+                    outcome.failed[cell.name] = _describe(error)
+                    complain(cell.name, _describe(error))
+                    continue
+                finally:
+                    _free_memory()
         reasons = [record["diverged"] for record in outcome.results[cell.name] if "diverged" in record]
         if reasons:
             outcome.failed[cell.name] = reasons[0]
-        shutil.rmtree(run_folder(out, cell.name), ignore_errors=True)
+        _remove_run(cell, out)
+    return _look_again(cells, out, outcome)
+
+
+def _remove_run(cell: Cell, out: Path) -> None:
+    """Delete the run folder of a finished cell, unless another worker runs further seeds in it."""
+    folder = run_folder(out, cell.name)
+    if folder.exists():
+        with claim(out, cell.name) as free:
+            if free:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _look_again(cells: Sequence[Cell], out: Path, outcome: Outcome) -> Outcome:
+    """Return the outcome with the cells that other workers have finished meanwhile."""
+    for name in outcome.held:
+        outcome.results = merge(outcome.results, read_cell(out, name))
+    outcome.held = [cell.name for cell in cells if cell.name in outcome.held and seeds_to_do(cell, outcome.results)]
     return outcome
 
 
@@ -112,9 +148,8 @@ def _free_memory() -> None:
         give_back_locked_memory()
 
 
-def _one_line(error: Exception) -> str:
-    first = str(error).strip().partition("\n")[0]
-    return first if isinstance(error, UserError) else f"{type(error).__name__}: {first}"
+def _describe(error: Exception) -> str:
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {one_line(error)}"
 
 
 def _run_cell(

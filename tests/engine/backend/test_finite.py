@@ -71,6 +71,15 @@ class TestDeferredChecks:
         assert checks.full
 
 
+def test_what_was_restored_has_no_failures_of_before():
+    ours = federation(PFedBayes())
+    saved = ours.tensors()
+    play(ours._executor.checks, ours.state, torch.zeros(5), [one_bad(3)])
+    ours.restore(saved, 0)
+    ours.confirm()
+    assert ours.round == 0
+
+
 def test_without_a_gpu_a_bad_client_is_an_error_at_once():
     setup = federation(FedAvg(), seeds=(1, 2)).setup
     require_finite(setup, 4, MEMBERS, FINITE)

@@ -153,6 +153,15 @@ class TestForeignFiles:
         path.write_bytes(content)
         in_file(path if own else None).restore([1, 2], checkpoint, path)
 
+    @pytest.mark.timeout(20)
+    def test_neither_links_nor_pipes_are_read(self, path, checkpoint, tmp_path):
+        link, pipe = tmp_path / "link.bin", tmp_path / "pipe.bin"
+        link.symlink_to(path)
+        os.mkfifo(pipe)
+        for odd in (link, pipe):
+            with pytest.raises(UserError):
+                in_file().restore([1, 2], checkpoint, odd)
+
     def test_rows_of_another_width_are_refused(self, path, checkpoint):
         population = FilePopulation(Kept(torch.zeros(2, 1), torch.tensor(0), torch.tensor([True])), HOST, path)
         with pytest.raises(UserError, match="does not belong"):

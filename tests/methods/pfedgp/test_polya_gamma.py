@@ -51,6 +51,10 @@ def dense_gibbs(cov, kappa, draws):
     return torch.stack(chains)
 
 
+def test_the_numbers_of_a_run_depend_on_these():
+    assert (polya_gamma.TERMS, polya_gamma.POINTS) == (20, 20)
+
+
 class TestKernel:
     def test_it_is_the_formula(self):
         a, b = randn(3, 5, seed=1), randn(4, 5, seed=2)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pfedbayes.constraints import AtLeastOne, Interval, NonNegative, Positive
+from pfedbayes.constraints import Count, Interval, NonNegative, Positive
 from pfedbayes.maths.random import Purpose, key
 from pfedbayes.maths.stacked import call_stacked, weighted_mean
 from pfedbayes.maths.trees import group_by_shapes, stack, tree_map
@@ -108,9 +108,9 @@ class PFedGP(Method):
     """Weight decay of the local SGD."""
     clip: Positive[float] = 50.0
     """Largest gradient norm."""
-    inner_steps: AtLeastOne[int] = 1
+    inner_steps: Count = 1
     """Full-batch steps per round, if training.local_steps is not smaller."""
-    features: AtLeastOne[int] = 84
+    features: Count = 84
     """Number of network outputs."""
     outputscale: Positive[float] = 8.0
     """Variance of the kernel."""
@@ -118,11 +118,11 @@ class PFedGP(Method):
     """Length scale of the kernel."""
     jitter: NonNegative[float] = 0.001
     """Added to the diagonal of covariance matrices."""
-    gibbs_steps: AtLeastOne[int] = 5
+    gibbs_steps: Count = 5
     """Steps of each Gibbs chain."""
-    chains: AtLeastOne[int] = 20
+    chains: Count = 20
     """Gibbs chains in training."""
-    test_chains: AtLeastOne[int] = 30
+    test_chains: Count = 30
     """Gibbs chains in prediction."""
     target_share: Annotated[float, Interval(more_than=0, less_than=1)] = 0.5
     """Share of a node's examples that are predicted from the others."""
