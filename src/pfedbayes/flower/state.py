@@ -1,8 +1,11 @@
-"""A client's memory on its own node: its state after the last two rounds, each in a file that is written atomically.
+"""A client's memory on its own node: its states after the last rounds, each in a file that is written atomically.
 
 round-000007.safetensors   the state after round 7: tensors, and in the header as JSON what they belong to
 round-000006.safetensors   the state before, from which round 7 is repeated if the server asks for it again
+…                          earlier ones, to which the client goes back if the server does
 left.json                  the client has left for good
+
+Only the user that runs the node can read them.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +23,12 @@ from torch import Tensor
 
 from pfedbayes import runs
 from pfedbayes.errors import UserError
+from pfedbayes.files.writing import open_to_write
 
 LEFT = "left.json"
 SUFFIX = ".safetensors"
 ABOUT = "about"
+PRIVATE = 0o600  # permissions of files; of folders with the right to enter
 
 
 class Generation(NamedTuple):
@@ -35,6 +40,8 @@ class Generation(NamedTuple):
     about: dict[str, Any]
     """The federation, settings and data that it belongs to."""
     tensors: dict[str, Tensor]
+    rollbacks: int = 0
+    """How often the server had gone back to an earlier state when this one was trained."""
 
 
 class StateFolder:
@@ -48,7 +55,8 @@ class StateFolder:
         """Handle one message at a time: a node may still work on a round that the server has given up."""
         with runs.writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".lock").open("w")
+            self.path.chmod(PRIVATE | 0o100)
+            lock = open_to_write(self.path / ".lock", mode=PRIVATE)
         with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -70,19 +78,23 @@ class StateFolder:
             with safe_open(path, framework="pt") as file:
                 about = json.loads(file.metadata()[ABOUT])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return Generation(round, about.pop("previous"), about, tensors)
+            return Generation(round, about.pop("previous"), about, tensors, about.pop("rollbacks", 0))
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{path} is damaged ({error}): restore it, or remove it and start the SuperNode with older-state=true "
                 "in --node-config to continue from the round before"
             ) from None
 
-    def start_of(self, round: int, last: int) -> Generation | None:
+    def start_of(self, round: int, last: int, rollbacks: Sequence[int] = ()) -> Generation | None:
         """Return the state that a round starts from; None for a client that takes part for the first time.
 
-        last: the last round whose upload the server has used.
+        last: the last round whose upload the server has used; rollbacks: the rounds to which the server has gone back.
+        A client goes back with it, to the last state that still counts, and begins anew if it has kept none.
         """
-        kept = self.rounds()
+        every = self.rounds()
+        kept = [number for number in every if self._counts(number, rollbacks)]
+        if every and not kept:
+            return None
         if (kept or [0])[-1] < last:
             found = f"is of round {kept[-1]}" if kept else "is missing"
             raise UserError(
@@ -99,14 +111,19 @@ class StateFolder:
             )
         return None
 
-    def write(self, generation: Generation) -> None:
-        """Write a state, and keep the one that it was trained from."""
-        about = generation.about | {"previous": generation.previous}
+    def _counts(self, round: int, rollbacks: Sequence[int]) -> bool:
+        """Return whether the server has not gone back to before a state."""
+        return all(round <= to for to in rollbacks) or all(round <= to for to in rollbacks[self.read(round).rollbacks :])
+
+    def write(self, generation: Generation, keep: int = 2) -> None:
+        """Write a state, and keep the one that it was trained from and earlier ones, `keep` states in all."""
+        about = generation.about | {"previous": generation.previous, "rollbacks": generation.rollbacks}
         # Copies, because safetensors refuses tensors that share memory.
         copies = {name: tensor.cpu().clone().contiguous() for name, tensor in generation.tensors.items()}
         content = save(copies, {ABOUT: json.dumps(about)})
-        runs.write_file(self.path / _name(generation.round), content)
-        self._keep(generation.round, generation.previous)
+        runs.write_file(self.path / _name(generation.round), content, mode=PRIVATE)
+        earlier = [round for round in self.rounds() if round <= generation.previous and round < generation.round]
+        self._keep(generation.round, *earlier[-max(1, keep - 1) :])
 
     def _keep(self, *kept: int) -> None:
         """Delete all other states, and unfinished files of a process that was killed."""
@@ -121,7 +138,7 @@ class StateFolder:
         if not self.path.is_dir():
             raise UserError(f"there is no folder {self.path}: pass the state-dir of the node that leaves")
         with self.locked():
-            runs.write_file(self.path / LEFT, json.dumps({"left": runs.now()}) + "\n")
+            runs.write_file(self.path / LEFT, json.dumps({"left": runs.now()}) + "\n", mode=PRIVATE)
             self._keep()
 
 

@@ -162,9 +162,9 @@ def _parse(where: Path | str, content: Any, cls: type[T]) -> T:
         raise UserError(f"{where} is damaged ({error}): {NEW_RUN}") from None
 
 
-def read_checkpoint(folder: Path) -> Checkpoint | None:
-    """Read the last checkpoint; None if the run was stopped before its first one."""
-    path = folder / STATE
+def read_checkpoint(folder: Path, name: str = STATE) -> Checkpoint | None:
+    """Read the last checkpoint, or a kept one; None if there is none, as before the first one."""
+    path = folder / name
     if not path.exists():
         return None
     try:
@@ -232,13 +232,22 @@ class Writer:
             file.truncate(log_bytes)
 
     def checkpoint(
-        self, tensors: Mapping[str, Tensor | Rows], round: int, seconds: float, best: Best | None = None
+        self,
+        tensors: Mapping[str, Tensor | Rows],
+        round: int,
+        seconds: float,
+        best: Best | None = None,
+        log_bytes: int | None = None,
     ) -> None:
-        """Save the state after a round, the length of the log and the best round so far."""
+        """Save the state after a round, the length of the log and the best round so far.
+
+        log_bytes: the length of the log that belongs to the state; None for its length now.
+        """
         path = self.folder / LOG
         with writing(self.folder, RESUME), path.open("a") as file:
             os.fsync(file.fileno())
-        meta = {"round": str(round), "seconds": repr(seconds), "log_bytes": str(path.stat().st_size)}
+        length = path.stat().st_size if log_bytes is None else log_bytes
+        meta = {"round": str(round), "seconds": repr(seconds), "log_bytes": str(length)}
         if best:
             meta |= {"best_round": str(best.round), "best_loss": repr(best.loss)}
             tensors = {**tensors, **{BEST + name: tensor for name, tensor in best.tensors.items()}}
