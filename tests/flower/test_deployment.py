@@ -23,6 +23,7 @@ CONFIG = {
     "training__local_steps": 5,
     "federation__dtype": "float64",
     "federation__wire": "float64",
+    "federation__robust": "none",
 }
 
 

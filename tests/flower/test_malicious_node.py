@@ -1,8 +1,14 @@
 """One malicious node among five cannot stop a federation, move it beyond the robust bound, or take another's place."""
 
+import shutil
+from pathlib import Path
+
+import malice
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
+from deployment import Deployment
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from grids import CLIENTS, FakeGrid, run_config, serve
 from malice import ATTACKS, Replay, answer, tensor_of
 
@@ -16,8 +22,6 @@ ROGUE = 2
 
 
 def public_key():
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-
     return public_key_to_bytes(ec.generate_private_key(ec.SECP384R1()).public_key())
 
 
@@ -95,3 +99,87 @@ def test_after_a_rollback_the_honest_nodes_go_on(tmp_path):
     assert not torch.equal(resumed.state.servers[0], poisoned)
     run, clean = (runs.read_run(tmp_path / name) for name in ("run", "other/run"))
     assert [record.personal for record in run.rounds] == [record.personal for record in clean.rounds]
+
+
+# On loopback. Every node runs this app, and notes the length of its updates; one of them attacks in every round.
+APP = """
+import os
+from pathlib import Path
+
+from flwr.clientapp import ClientApp
+
+from federation.malice import ATTACKS, answer, tensor_of
+from federation.task import load_data, make_model
+from pfedbayes.flower import client_app
+from pfedbayes.flower.messages import facts_of
+
+honest = client_app(load_data, make_model)
+app = ClientApp()
+
+
+def handle(message, context):
+    reply = honest(message, context)
+    if message.metadata.message_type != "train" or "upload" not in reply.content:
+        return reply
+    round = facts_of(message)["round"]
+    if context.node_config["partition-id"] == 2:
+        return answer(list(ATTACKS)[(round - 1) % len(ATTACKS)], message, reply)
+    update = tensor_of(reply.content["upload"], "upload") - tensor_of(message.content["received"], "received")
+    with Path(context.node_config["state-dir"]).with_suffix(".lengths").open("a") as file:
+        file.write(f"{round} {float(update.norm())}\\n")
+    return reply
+
+
+app.query()(handle)
+app.train()(handle)
+"""
+
+
+def lengths_of(tmp_path, round):
+    """The lengths of honest updates in a round."""
+    lines = [line.split() for path in tmp_path.glob("state-*.lengths") for line in path.read_text().splitlines()]
+    return [float(length) for number, length in lines if int(number) == round]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_the_same_on_loopback_with_certificates_and_keys(tmp_path):
+    rounds = len(ATTACKS)
+    settings = {
+        "method__zeta": 1.0, "training__rounds": rounds, "training__local_steps": 3, "training__evaluate_every": 100,
+        "federation__out": str(tmp_path / "run"), "federation__keep": 50, "federation__wait": 120.0,
+        "federation__min_replies": 4,
+    }  # fmt: skip
+    with Deployment(tmp_path, nodes=5) as deployment:
+        code = tmp_path / "app" / "federation"
+        (code / "client_app.py").write_text(APP)
+        shutil.copy(Path(malice.__file__), code / "malice.py")
+        deployment.superlink()
+        deployment.register(keys=6)
+        for i in range(5):
+            deployment.supernode(i)
+        # A node with a key that Flower knows, and that is not in the roster, claims the number of another one.
+        deployment.supernode(0, 5, "impostor")
+        run = deployment.run(**settings)
+        assert run.wait(1500) == 0, deployment.log("run")
+
+        result = runs.read_run(tmp_path / "run")
+        taken = [entry for entry in result.journal if entry.attempt]
+        assert [(entry.round, entry.taken, entry.robust) for entry in taken] == [
+            (round, True, "median-norm") for round in range(1, rounds + 1)
+        ]
+        honest = {f"site {i}" for i in range(5) if i != ROGUE}
+        assert all(honest <= set(entry.used) for entry in taken)
+        assert result.info.federation.left == []
+        assert sum("is not in the roster" in reason for entry in taken for reason in entry.refused.values()) == 1
+        for round in range(2, rounds + 1):
+            moved = state_after(tmp_path, round) - state_after(tmp_path, round - 1)
+            assert float(moved.norm()) <= max(lengths_of(tmp_path, round)) * (1 + 1e-4)
+
+        assert rollback(tmp_path / "run", 2) == rounds
+        run = deployment.run(**settings | {"training__rounds": 4})
+        assert run.wait(600) == 0, deployment.log("run")
+        after = runs.read_run(tmp_path / "run")
+        assert after.summary.rounds == 4
+        assert all(honest <= set(entry.used) for entry in after.journal[len(result.journal) + 1 :] if entry.attempt)
+    assert not deployment.living()

@@ -13,24 +13,24 @@ from pfedbayes.methods.base import Method, State
 def refuse_wild(method: Method, config: FederationConfig, server: State, upload: State) -> None:
     """Refuse an upload that is not finite, too large or too far from the server, and impossible counts."""
     for name, tensor in named_leaves(upload, "upload"):
-        if not tensor.is_floating_point():
-            if not bool(((tensor >= 0) & (tensor <= LARGEST_COUNT)).all()):
-                raise Refused(f"{name} has impossible counts: {int(tensor.min())} to {int(tensor.max())}")
-        elif not bool(tensor.isfinite().all()):
-            raise Refused(f"{name} is not finite")
-        else:
-            _refuse_above(tensor, config.largest, f"{name} has an entry of magnitude", "largest")
-    if method.about.gaussian:
-        refuse_extreme_rho(config, upload)
+        if tensor.is_floating_point():
+            if not bool(tensor.isfinite().all()):
+                raise Refused(f"{name} is not finite")
+            _refuse_above(tensor, config.largest, f"{name} has an entry", "largest")
+        elif not bool(((tensor >= 0) & (tensor <= LARGEST_COUNT)).all()):
+            raise Refused(f"{name} has impossible counts: {int(tensor.min())} to {int(tensor.max())}")
     if method.about.averages:
-        _refuse_above(upload - server, config.largest_step, "an entry differs from the server's by", "largest_step")
+        refuse_unusable(method, config, upload)
+        _refuse_above(upload - server, config.largest_step, "its distance from the server has an entry", "largest_step")
 
 
-def refuse_extreme_rho(config: FederationConfig, gaussian: Tensor) -> None:
-    """Refuse a Gaussian (2, T) whose standard deviations are practically zero or infinite."""
-    _refuse_above(gaussian[1], config.largest_rho, "rho has an entry of magnitude", "largest_rho")
+def refuse_unusable(method: Method, config: FederationConfig, model: Tensor) -> None:
+    """Refuse a model of a method that averages if no client could train from it."""
+    _refuse_above(model, config.largest, "it has an entry", "largest")
+    if method.about.gaussian:  # standard deviations that are practically zero or infinite
+        _refuse_above(model[1], config.largest_rho, "its rho has an entry", "largest_rho")
 
 
 def _refuse_above(tensor: Tensor, bound: float, what: str, setting: str) -> None:
     if tensor.numel() and (found := float(tensor.abs().max())) > bound:
-        raise Refused(f"{what} {found:.3g}, more than federation.{setting} = {bound:g}")
+        raise Refused(f"{what} of magnitude {found:.3g}, more than federation.{setting} = {bound:g}")

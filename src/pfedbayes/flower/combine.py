@@ -33,7 +33,8 @@ def combine(
         num_parts = 2 if method.about.gaussian else 1
         updates = stack(uploads) - server if uploads else server.new_zeros(0, *server.shape)
         longest = torch.tensor([config.privacy_clip, config.privacy_clip_rho][:num_parts]).to(updates)
-        mean = private_mean(updates.reshape(len(updates), num_parts, -1), longest, config.privacy_noise, count)
+        parts = updates.view(len(updates), num_parts, server.shape[-1])
+        mean = private_mean(parts, longest, config.privacy_noise, count)
         return _aggregate_mean(method, server, server + mean.view_as(server))
     stacked, rule = stack(uploads), config.rule(method)
     if rule == "trimmed-mean":

@@ -21,7 +21,7 @@ from pfedbayes.engine.server_optimizer import first_optimizer, server_step
 from pfedbayes.engine.setup import first_server, num_participants
 from pfedbayes.engine.state import FederationState
 from pfedbayes.errors import UserError
-from pfedbayes.flower.bounds import refuse_extreme_rho, refuse_wild
+from pfedbayes.flower.bounds import refuse_unusable, refuse_wild
 from pfedbayes.flower.combine import combine, limited
 from pfedbayes.flower.exchange import Exchange, send
 from pfedbayes.flower.messages import PROTOCOL, Refused, content, from_arrays, to_arrays
@@ -190,11 +190,11 @@ class Server:
         remedy = "lower training.server_rate, the learning rate or federation.largest"
         if not all(bool(leaf.isfinite().all()) for leaf in leaves(server)):
             raise UserError(f"round {round}: the shared model has become non-finite, so the round was not taken: {remedy}")
-        if self.method.about.gaussian:
+        if self.method.about.averages:
             try:
-                refuse_extreme_rho(self.config, server)
+                refuse_unusable(self.method, self.config, server)
             except Refused as reason:
-                raise UserError(f"round {round} was not taken: in the shared model {reason}: {remedy}") from None
+                raise UserError(f"round {round} was not taken, for the shared model: {reason}; {remedy}") from None
         return FederationState(round, (server,), optimizers, self.state.cursors)
 
     def _finish(self) -> None:
