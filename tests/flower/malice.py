@@ -22,7 +22,10 @@ def with_upload(function):
     """Return an attack that replaces an upload; function: of the received model and the honest upload."""
 
     def attack(message, reply):
-        received, upload = tensor_of(message.content["received"], "received"), tensor_of(reply.content["upload"], "upload")
+        received, upload = (
+            tensor_of(message.content["received"], "received"),
+            tensor_of(reply.content["upload"], "upload"),
+        )
         return content(facts_of(reply), upload=to_arrays(function(received, upload), "upload", upload.dtype))
 
     return attack

@@ -39,7 +39,10 @@ def filled(row, value):
     [
         (filled(1, -9999.0), "its rho has an entry of magnitude 1e+04, more than federation.largest_rho = 30"),
         (filled(1, 31.0), "its rho has an entry of magnitude 31"),
-        (filled(0, 120.0), "its distance from the server has an entry of magnitude 120, more than federation.largest_step = 100"),
+        (
+            filled(0, 120.0),
+            "its distance from the server has an entry of magnitude 120, more than federation.largest_step = 100",
+        ),
     ],
 )
 def test_an_upload_that_would_brick_the_others_is_refused(tmp_path, change, reason):
@@ -267,5 +270,8 @@ def test_honest_uploads_pass_the_bounds(tmp_path):
     assert all(not entry.refused for entry in journal(tmp_path))
     (tmp_path / "wide").mkdir()
     bounds = {f"federation__{name}": 1e9 for name in ("largest", "largest_rho", "largest_step")}
-    assert difference(server.state.servers[0], serve(FakeGrid(everybody(tmp_path / "wide", **bounds))).state.servers[0]) == 0
+    assert (
+        difference(server.state.servers[0], serve(FakeGrid(everybody(tmp_path / "wide", **bounds))).state.servers[0])
+        == 0
+    )
     assert isinstance(server.method, PFedBayes)

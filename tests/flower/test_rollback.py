@@ -61,7 +61,9 @@ def test_a_federation_goes_on_from_an_earlier_round_to_the_same_bits(tmp_path, m
     after = runs.read_run(tmp_path / "run")
     assert [record.personal for record in after.rounds] == [record.personal for record in before.rounds]
     assert after.info.federation.rollbacks == [2]
-    assert "The operator went back from round 5 to round 2." in write([tmp_path / "run"], tmp_path / "p.html").read_text()
+    assert (
+        "The operator went back from round 5 to round 2." in write([tmp_path / "run"], tmp_path / "p.html").read_text()
+    )
     assert "the operator went back from round 5 to round 2" in "\n".join(journal_lines(after))
 
 

@@ -1,5 +1,6 @@
 """Secure aggregation with replies of every wrong kind: the server refuses them, says so, and goes on."""
 
+import json
 from functools import cache
 
 import pytest
@@ -11,7 +12,7 @@ from test_secure import PRECISION, plain_state
 
 from federations import difference
 from pfedbayes import UserError
-from pfedbayes.flower.messages import FACTS, Refused
+from pfedbayes.flower.messages import FACTS, PROTOCOL, Refused
 from pfedbayes.flower.secure import mod
 from pfedbayes.flower.settings import from_run_config
 
@@ -106,6 +107,7 @@ BAD = {
         "facts that are no JSON": facts_with("{"),
         "facts of another version": facts_with("{}"),
         "long facts": facts_with("x" * 2**21),
+        "facts of another round": facts_with(json.dumps({"protocol": PROTOCOL, "round": 7})),
     },
 }
 CASES = [(stage, name, change) for stage, bad in BAD.items() for name, change in {**bad, **EVERY}.items()]
@@ -194,7 +196,7 @@ def test_nothing_is_unmasked_for_fewer_than_three_that_are_present(tmp_path, pre
     grid.nodes = {100 + i: grid.nodes[100 + i] for i in range(present)}
     with pytest.raises(UserError, match="too few usable uploads"):
         serve(grid)
-    assert f"secure aggregation needs 3 clients, and {present} are present" in journal(tmp_path)[0].refused["site 0"]
+    assert f"secure aggregation needs 3 clients, but has {present}" in journal(tmp_path)[0].refused["site 0"]
     assert not [kind for _, kind in grid.asked if kind == "train"]
 
 

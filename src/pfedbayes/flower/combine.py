@@ -44,7 +44,7 @@ def combine(
     return method.aggregate(server, stacked, limited(sizes, method, config), clients)
 
 
-def _aggregate_mean(method: Method, server: Tensor, mean: Tensor) -> Tensor:
+def _aggregate_mean(method: Method, server: Tensor, mean: Tensor) -> State:
     """Let the method aggregate a mean as a single upload."""
     return method.aggregate(server, mean[None], mean.new_ones(1), torch.zeros(1, dtype=torch.int64))
 

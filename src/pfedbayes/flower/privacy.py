@@ -82,13 +82,11 @@ def sampled_epsilon(rounds: int, noise: float, delta: float, rate: float) -> flo
     """
     if not rounds:
         return 0.0
-    bounds = [
-        rounds * sampled_renyi(order, noise, rate)
-        + math.log1p(-1 / order)
-        - math.log(delta * order) / (order - 1)
+    bounds: list[float] = [
+        rounds * sampled_renyi(order, noise, rate) + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
         for order in ORDERS
     ]
-    return max(0.0, min(*bounds, epsilon(rounds, noise, delta)))
+    return max(0.0, min([*bounds, epsilon(rounds, noise, delta)]))
 
 
 def sampled_renyi(order: int, noise: float, rate: float) -> float:

@@ -11,6 +11,8 @@ from pfedbayes.errors import UserError
 from pfedbayes.flower.privacy import draw
 from pfedbayes.flower.record import kept_name, kept_rounds
 
+STAYS = ("clients.taken", "clients.left", "spent")  # what a rollback does not undo
+
 
 def rollback(folder: Path, to: int) -> int:
     """Make the state after round `to` the last one of a run folder; return the round that it had reached.
@@ -28,9 +30,11 @@ def rollback(folder: Path, to: int) -> int:
         kept = runs.read_checkpoint(folder, kept_name(to)) if to in earlier else None
         if current is None or kept is None:
             choices = ", ".join(map(str, earlier)) or "none"
-            raise UserError(f"{folder} has kept no earlier state of round {to}: the rounds to choose from are {choices}")
+            raise UserError(
+                f"{folder} has kept no earlier state of round {to}: the rounds to choose from are {choices}"
+            )
         before = current.tensors.get("rollbacks", torch.empty(0, dtype=torch.int64))
-        stays = {name: current.tensors[name] for name in ("clients.taken", "clients.left", "spent") if name in current.tensors}
+        stays = {name: current.tensors[name] for name in STAYS if name in current.tensors}
         tensors = kept.tensors | stays | {"rollbacks": torch.cat([before, torch.tensor([to])])}
         if "drawn" in tensors:  # the same draw twice would be no independent one
             settings = run.info.federation.settings

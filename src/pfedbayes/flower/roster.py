@@ -48,8 +48,8 @@ class Member:
 class Roster:
     """The clients of a federation, by number; calls `changed` when it learns something new about them.
 
-    A client is bound to the key of its node: to the one that the operator's file names or, if first come is first served,
-    to the first one that claims its number. Flower checks that a node owns its key. Simulated nodes have no keys.
+    A client is bound to the key of its node: to the one that the operator's file names or, with "first-come", to the
+    first one that claims its number. Flower checks that a node owns its key. Simulated nodes have no keys.
     """
 
     def __init__(self, grid: Grid, settings: Settings, changed: Callable[[], None]) -> None:

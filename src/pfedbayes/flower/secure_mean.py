@@ -1,7 +1,7 @@
 """Secure aggregation by Flower's SecAgg+, on the server: it learns the weighted mean of the updates and no single one.
 
-The nodes run Flower's own code (see `secure`). The server's part is written anew, because Flower's believes every reply:
-here each is checked before it is used, a node with a malformed one is left out, and nothing is unmasked for too few.
+The nodes run Flower's own code (see `secure`). Flower's code for the server believes every reply. Here each is checked
+before it is used, a node with a malformed one is left out, and nothing is unmasked for too few.
 
 setup     every node sends two public keys
 share     every node sends each other node encrypted shares of its secrets
@@ -39,6 +39,9 @@ MODULUS = 2**32  # of the masks
 LONGEST_SECRET = 2**12  # bytes of a key, a share or a ciphertext
 SEED_BYTES = 32  # of a node's own mask
 METRICS = "fitres.metrics"  # where Flower puts our facts
+BAD_KEY = "its public keys are malformed"
+BAD_VECTOR = "its masked update is malformed"
+BAD_SHARES = "the shares of a secret do not fit each other"
 T = TypeVar("T")
 Record = dict[str, Any]
 Check = Callable[[int, Record, Message], T]
@@ -47,15 +50,22 @@ Check = Callable[[int, Record, Message], T]
 class SecureMean:
     """One attempt at a secure mean of the updates of nodes with these weights.
 
-    group: Flower's name of the round; shape: of an update; reach: its entries are clipped to [-reach, reach]. Nodes that
-    fail are in `exchange.refused`, with the reason.
+    group: Flower's name of the round; shape: of an update; reach: its entries are clipped to [-reach, reach]; refuse:
+    checks the facts of a node. Nodes that fail are in `exchange.refused`, with the reason.
     """
 
     def __init__(
-        self, grid: Grid, group: str, weights: dict[int, float], shape: torch.Size, reach: float, timeout: float
+        self,
+        grid: Grid,
+        group: str,
+        weights: dict[int, float],
+        shape: torch.Size,
+        reach: float,
+        timeout: float,
+        refuse: Callable[[int, dict[str, Any]], None],
     ) -> None:
         self._grid, self._group, self._timeout = grid, group, timeout
-        self._weights, self._shape, self._reach = weights, shape, reach
+        self._weights, self._shape, self._reach, self._refuse = weights, shape, reach, refuse
         self._threshold = max(round(THRESHOLD * len(weights)), 2)
         self.exchange = Exchange()
 
@@ -93,8 +103,8 @@ class SecureMean:
             try:
                 found[node] = check(node, _record_of(reply), reply)
                 del reasons[node]
-            except Refused as reason:
-                reasons[node] = str(reason)
+            except Refused as error:
+                reasons[node] = str(error)
         for node, reason in reasons.items():
             self._drop(node, stage, reason)
         return found
@@ -142,9 +152,10 @@ class SecureMean:
 
         def check(node: int, answer: Record, reply: Message) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
             facts = parse_facts(reply.content.config_records.get(METRICS, {}).get(FACTS))
+            self._refuse(node, facts)
             parts = answer.get(Key.MASKED_PARAMETERS)
             if not isinstance(parts, list) or len(parts) != 2:
-                raise Refused("its masked update is malformed")
+                raise Refused(BAD_VECTOR)
             vector = _numbers(parts[0], 1), _numbers(parts[1], self._shape.numel())
             self.exchange.replies[node] = (facts, None)
             return vector
@@ -166,11 +177,11 @@ class SecureMean:
         for node in wanted:
             own = [shares[node] for shares in found.values()]
             if len({len(share) for share in own}) > 1 or len(own[0]) % 16 != 4:
-                raise Refused("the shares of a secret do not fit each other")
+                raise Refused(BAD_SHARES)
             try:
                 secrets[node] = combine_shares(own)
             except ValueError:
-                raise Refused("the shares of a secret do not fit each other") from None
+                raise Refused(BAD_SHARES) from None
         return secrets
 
     def _reveal(
@@ -215,20 +226,24 @@ def _record_of(reply: Message) -> Record:
 
 
 def _public_keys(_: int, answer: Record, __: Message) -> list[bytes]:
-    keys = [answer.get(Key.PUBLIC_KEY_1), answer.get(Key.PUBLIC_KEY_2)]
-    for key in keys:
-        if not isinstance(key, bytes) or len(key) > LONGEST_SECRET or _curve(key) != ec.SECP384R1.name:
-            raise Refused("its public keys are malformed")
+    keys = []
+    for key in (answer.get(Key.PUBLIC_KEY_1), answer.get(Key.PUBLIC_KEY_2)):
+        if not isinstance(key, bytes) or len(key) > LONGEST_SECRET:
+            raise Refused(BAD_KEY)
+        _public_key(key)
+        keys.append(key)
     return keys
 
 
-def _curve(key: bytes) -> str | None:
-    """Return the curve of a public key; None if it is no such key."""
+def _public_key(content: bytes) -> ec.EllipticCurvePublicKey:
+    """Return a public key of Flower's curve from PEM; refuse anything else."""
     try:
-        found = load_pem_public_key(key)
+        key = load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm):
-        return None
-    return found.curve.name if isinstance(found, ec.EllipticCurvePublicKey) else None
+        raise Refused(BAD_KEY) from None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise Refused(BAD_KEY)
+    return key
 
 
 def _pairs(answer: Record, nodes: str, values: str, wanted: set[int]) -> dict[int, bytes]:
@@ -248,12 +263,12 @@ def _numbers(content: Any, count: int) -> NDArray[np.int64]:
     start = len(content) - 8 * count if isinstance(content, bytes) else 0
     header = content[:start] if start > 10 else b""
     if header[:8] != b"\x93NUMPY\x01\x00" or int.from_bytes(header[8:10], "little") != start - 10:
-        raise Refused("its masked update is malformed")
+        raise Refused(BAD_VECTOR)
     if b"'<i8'" not in header or b"'fortran_order': False" not in header:
-        raise Refused("its masked update is malformed")
+        raise Refused(BAD_VECTOR)
     numbers = np.frombuffer(content, dtype="<i8", offset=start)
     if not ((numbers >= 0) & (numbers < MODULUS)).all():
-        raise Refused("its masked update is malformed")
+        raise Refused(BAD_VECTOR)
     return numbers
 
 
@@ -263,19 +278,13 @@ def _masks(
     """Return seeds of masks and the sign with which each is added to the sum, to remove it."""
     if not is_dropped:
         if len(secret) != SEED_BYTES:
-            raise Refused("the shares of a secret do not fit each other")
+            raise Refused(BAD_SHARES)
         return [(-1, secret)]
     try:
         private = load_pem_private_key(secret, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise Refused("the shares of a secret do not fit each other") from None
-    public = load_pem_public_key(keys[node][0])
-    if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != public:
-        raise Refused("the shares of a secret do not fit each other")
-    seeds = []
-    for other in active:
-        partner = load_pem_public_key(keys[other][0])
-        assert isinstance(partner, ec.EllipticCurvePublicKey)  # checked by `_public_keys`
-        # The active node has added the mask if its number is the larger one, else subtracted it.
-        seeds.append((1 if node > other else -1, generate_shared_key(private, partner)))
-    return seeds
+        raise Refused(BAD_SHARES) from None
+    if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != _public_key(keys[node][0]):
+        raise Refused(BAD_SHARES)
+    # The active node has added the mask if its number is the larger one, else subtracted it.
+    return [(1 if node > other else -1, generate_shared_key(private, _public_key(keys[other][0]))) for other in active]

@@ -189,7 +189,9 @@ class Server:
             optimizers = (optimizer,)
         remedy = "lower training.server_rate, the learning rate or federation.largest"
         if not all(bool(leaf.isfinite().all()) for leaf in leaves(server)):
-            raise UserError(f"round {round}: the shared model has become non-finite, so the round was not taken: {remedy}")
+            raise UserError(
+                f"round {round}: the shared model has become non-finite, so the round was not taken: {remedy}"
+            )
         if self.method.about.averages:
             try:
                 refuse_unusable(self.method, self.config, server)
@@ -281,10 +283,15 @@ class Server:
     def _refuse_mismatches(self, round: int, exchange: Exchange) -> None:
         """Refuse answers to other questions."""
         for i, (facts, _) in list(exchange.replies.items()):
-            for name, value in self._about(round, i).items():
-                if facts.get(name) != value or type(facts.get(name)) is not type(value):
-                    exchange.refuse(i, str(Refused(f"answered for {name} {facts.get(name)!r} instead of {value!r}")))
-                    break
+            try:
+                self._refuse_mismatch(round, i, facts)
+            except Refused as reason:
+                exchange.refuse(i, str(reason))
+
+    def _refuse_mismatch(self, round: int, client: int, facts: dict[str, Any]) -> None:
+        for name, value in self._about(round, client).items():
+            if facts.get(name) != value or type(facts.get(name)) is not type(value):
+                raise Refused(f"answered for {name} {facts.get(name)!r} instead of {value!r}")
 
     def _ask_plainly(
         self, round: int, tasks: dict[int, RecordDict], chosen: Sequence[int]
@@ -314,33 +321,32 @@ class Server:
         nodes = {node: i for i in chosen if (node := self.members[i].node) is not None}
         if len(nodes) < MIN_SECURE_CLIENTS:
             for i in chosen:
-                exchange.refuse(i, f"secure aggregation needs {MIN_SECURE_CLIENTS} clients, and {len(nodes)} are present")
+                exchange.refuse(i, f"secure aggregation needs {MIN_SECURE_CLIENTS} clients, but has {len(nodes)}")
             return exchange, {}
         weights = self._weights(sorted(chosen))
         attempt = SecureMean(
             self.grid, str(round), {node: weights[i] for node, i in nodes.items()}, self.server.shape,
             self.config.secure_reach, self.config.timeout,
+            lambda node, facts: self._refuse_mismatch(round, nodes[node], facts),
         )  # fmt: skip
-        reason, upload = None, self.server
+        uploads: dict[int, State] = {}
+        whole = ""
         try:
             mean = attempt.mean({node: tasks[i] for node, i in nodes.items()}, self._needed(len(chosen)))
             upload = self.server + mean.to(self.server)
             refuse_wild(self.method, self.config, self.server, upload)
-        except Refused as error:
-            reason = f"secure aggregation as a whole: {error}"
+            uploads = {nodes[node]: upload for node in attempt.exchange.replies}
+        except Refused as reason:
+            whole = f"secure aggregation as a whole: {reason}"
         masked = attempt.exchange
         exchange.down, exchange.up = exchange.down + masked.down, exchange.up + masked.up
         exchange.replies |= {nodes[node]: answer for node, answer in masked.replies.items()}
-        self._refuse_mismatches(round, exchange)
-        if any(nodes[node] not in exchange.replies for node in masked.replies):
-            reason = reason or "secure aggregation as a whole: a node answered another question"
-        used = [nodes[node] for node in masked.replies]
         for node, why in masked.refused.items():
             exchange.refused[nodes[node]] = why
             self.members[nodes[node]].node = None  # ask again whether it is present
-        for i in used if reason else ():
-            exchange.refuse(i, exchange.refused.get(i, reason))
-        return exchange, {} if reason else dict.fromkeys(used, upload)
+        for i in nodes.values() if whole else ():
+            exchange.refuse(i, exchange.refused.get(i, whole))
+        return exchange, uploads
 
     def _template(self, client: int) -> State:
         """Return an upload of the right shapes: that of a round without steps."""

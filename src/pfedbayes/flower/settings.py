@@ -92,8 +92,8 @@ class FederationConfig:
             raise ValueError("privacy_noise clips updates itself and needs a plain mean: leave robust out")
         if self.secure and not MIN_SECURE_CLIENTS <= self.clients <= MAX_SECURE_CLIENTS:
             raise ValueError(
-                f"secure needs {MIN_SECURE_CLIENTS} to {MAX_SECURE_CLIENTS} clients, got {self.clients}: the mean of two "
-                "reveals each one's update to the other, and Flower's sums overflow with more"
+                f"secure needs {MIN_SECURE_CLIENTS} to {MAX_SECURE_CLIENTS} clients, got {self.clients}: the mean of "
+                "two reveals each one's update to the other, and Flower's sums overflow with more"
             )
         if self.secure and (self.privacy_noise or self.robust not in ("none", "auto")):
             raise ValueError("secure shows the server no single update: leave robust and privacy_noise out")
@@ -109,8 +109,18 @@ class FederationConfig:
 OPERATION = {
     "training": {"rounds"},
     "federation": {
-        "out", "states", "timeout", "wait", "min_replies", "attempts", "largest", "largest_rho", "largest_step",
-        "roster", "enrol", "keep",
+        "out",
+        "states",
+        "timeout",
+        "wait",
+        "min_replies",
+        "attempts",
+        "largest",
+        "largest_rho",
+        "largest_step",
+        "roster",
+        "enrol",
+        "keep",
     },
 }
 SECTIONS = ("method", "training", "evaluation", "federation")

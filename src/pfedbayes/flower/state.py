@@ -113,7 +113,9 @@ class StateFolder:
 
     def _counts(self, round: int, rollbacks: Sequence[int]) -> bool:
         """Return whether the server has not gone back to before a state."""
-        return all(round <= to for to in rollbacks) or all(round <= to for to in rollbacks[self.read(round).rollbacks :])
+        if all(round <= to for to in rollbacks):
+            return True
+        return all(round <= to for to in rollbacks[self.read(round).rollbacks :])
 
     def write(self, generation: Generation, keep: int = 2) -> None:
         """Write a state, and keep the one that it was trained from and earlier ones, `keep` states in all."""

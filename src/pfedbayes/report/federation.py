@@ -24,9 +24,11 @@ def lead(run: Run) -> list[str]:
     ]
     if repeated := len([entry for entry in run.journal if entry.attempt and not entry.taken]):
         sentences.append(f"{repeated} attempts had too few usable uploads and were repeated.")
-    for entry in run.journal:
-        if entry.rolled_back_from is not None:
-            sentences.append(f"The operator went back from round {entry.rolled_back_from} to round {entry.round}.")
+    sentences += [
+        f"The operator went back from round {entry.rolled_back_from} to round {entry.round}."
+        for entry in run.journal
+        if entry.rolled_back_from is not None
+    ]
     if left := run.info.federation.left:
         sentences.append(f"{', '.join(left)} left for good and deleted the state on the node.")
     if epsilon := rounds[-1].epsilon:
