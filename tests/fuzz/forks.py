@@ -101,12 +101,17 @@ def _redirect(folder: Path) -> None:
 
 def command(*arguments: str) -> int:
     """Call `pfedbayes …` in this process and return its exit code."""
-    sys.argv = ["pfedbayes", *arguments]
+    sys.argv = ["pfedbayes", *map(_as_argument, arguments)]
     try:
         pfedbayes.cli.main()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0
+
+
+def _as_argument(text: str) -> str:
+    """Return a text as Python would find it in its arguments: bytes that are not UTF-8 are half surrogate pairs."""
+    return text.replace("\0", "").encode(errors="surrogatepass").decode(errors="surrogateescape")
 
 
 def library(function: Callable[[], object]) -> int:

@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 from pfedbayes.errors import UserError, one_line
-from pfedbayes.files.reading import parse_json
+from pfedbayes.files.reading import NUMBER, Kinds, parse_json, require_keys
 from pfedbayes.files.typed import to_json
 from pfedbayes.maths.trees import named_leaves, rebuild
 from pfedbayes.methods.base import State
@@ -23,6 +23,13 @@ FACTS = "facts"
 LARGEST_COUNT = 10**9  # of examples
 LONGEST_FACTS = 2**20  # characters
 LONGEST_REASON = 300  # characters
+TASK: Kinds = {
+    **dict.fromkeys(("federation", "method", "nonce", "digest"), str),
+    **dict.fromkeys(("round", "client", "last"), int),
+    **dict.fromkeys(("train", "upload", "evaluate", "finish"), bool),
+    "rollbacks": list,
+    "weight": NUMBER | None,
+}
 NOT_READABLE = "the message holds no facts that pfedbayes can read"
 
 
@@ -87,6 +94,20 @@ def facts_of(message: Message) -> dict[str, Any]:
         raise Refused(NOT_READABLE)
     record = message.content.config_records.get(FACTS)
     return parse_facts(None if record is None else record.get(FACTS))
+
+
+def require_task(facts: dict[str, Any]) -> None:
+    """Refuse facts that are not what a server sends to a node when it asks for a round."""
+    try:
+        require_keys(facts, TASK, "the task")
+    except ValueError as error:
+        raise Refused(f"{error}: install the same version everywhere") from None
+    rounds = [facts["round"], facts["last"], *facts["rollbacks"]]
+    if not all(type(number) is int and 0 <= number <= LARGEST_COUNT for number in rounds):
+        raise Refused(f"the task names rounds that cannot be: {str(rounds)[:80]}")
+    weight = facts["weight"]
+    if weight is not None and not 0 <= weight <= 1:
+        raise Refused(f"the task has the weight {weight}: it must be between 0 and 1")
 
 
 def parse_facts(text: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from pfedbayes.evaluation.evaluate import evaluate
 from pfedbayes.evaluation.predict import predict
 from pfedbayes.files.typed import to_json
 from pfedbayes.flower import secure
-from pfedbayes.flower.messages import PROTOCOL, Refused, content, facts_of, from_arrays, to_arrays
+from pfedbayes.flower.messages import PROTOCOL, Refused, content, facts_of, from_arrays, require_task, to_arrays
 from pfedbayes.flower.settings import Settings, from_run_config, refuse_difference
 from pfedbayes.flower.state import Generation, StateFolder
 from pfedbayes.maths.trees import fill, misfit, named_leaves, pick, stack
@@ -164,6 +164,7 @@ def client_app(load_data: LoadData, make_model: MakeModel) -> ClientApp:
 
     def work(task: dict[str, Any], message: Message, context: Context) -> Message:
         settings, number, folder = _place(context)
+        require_task(task)
         if task["client"] != number or task["digest"] != settings.digest():
             raise Refused(
                 f"the message is for client {task['client']} or for other settings, but this is client {number}"
@@ -180,6 +181,8 @@ def client_app(load_data: LoadData, make_model: MakeModel) -> ClientApp:
         if upload is None or not task["upload"]:
             return Message(content(facts), reply_to=message)
         if settings.federation.secure:
+            if task["weight"] is None:
+                raise Refused("the task has no weight: start the server again")
             masked = secure.masked_content(facts, upload - node.received, task["weight"])
             return Message(masked, reply_to=message)
         arrays = to_arrays(upload, "upload", getattr(torch, settings.federation.wire))

@@ -183,12 +183,15 @@ def damaged_npz(path, kind):
                 place = content.find(mark, place + 1)
     elif kind == "text":  # the array's header, which is a Python literal
         content[content.index(b"descr")] = 0xFF
+    elif kind == "brackets":
+        place = content.index(b"{'descr")
+        content[place : place + 9] = b"[" * 9
     elif kind == "truncated":
         content = content[: len(content) // 2]
     path.write_bytes(bytes(content))
 
 
-@pytest.mark.parametrize("kind", ["encrypted", "text", "truncated"])
+@pytest.mark.parametrize("kind", ["encrypted", "text", "brackets", "truncated"])
 def test_damaged_archives(tmp_path, kind):
     damaged_npz(tmp_path / "a.npz", kind)
     assert "cannot be read as NPZ" in refused(tmp_path / "a.npz")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import lzma
 import math
 import sys
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -21,8 +22,8 @@ SUFFIX = ".npy"
 ENCRYPTED = 1  # flag of an archive's member
 # What zipfile, its decompressors and NumPy raise for damaged archives.
 DAMAGED = (
-    ValueError, EOFError, RuntimeError, OverflowError, KeyError, SyntaxError, zipfile.BadZipFile, zlib.error,
-    lzma.LZMAError,
+    ValueError, EOFError, RuntimeError, OverflowError, KeyError, SyntaxError, tokenize.TokenError,
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError,
 )  # fmt: skip
 
 
