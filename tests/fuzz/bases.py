@@ -24,6 +24,10 @@ TINY = [
 ]  # fmt: skip
 BLOBS = ["--set", "data.name=blobs", "--set", "data.clients=3", "--set", "data.examples=30", "--set", "data.classes=3",
          "--set", "data.labels_per_client=2"]  # fmt: skip
+# A run of which the crash tests lose parts.
+RUN = ["run", *BLOBS, *TINY, "--set", "data.validation=0.2", "--set", "execution.checkpoint_seconds=0", "--out", "run"]
+MORE = ["--set", "training.rounds=3", "--set", "training.participants=2"]
+IN_FILE = ["--set", "training.train=chosen", "--set", "execution.resting=file"]
 TABLE = ["--target", "outcome", "--client-column", "clinic"]
 
 SWEEP = """
@@ -91,7 +95,7 @@ class Bases:
         with (self.root / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (self.root / "complete").exists():
-                for make in (_data, _runs, _uses, _sweep, _federation):
+                for make in (_data, _runs, _uses, _sweep, _federation, _to_continue):
                     self._in_child(make)
                 for name, arguments in PREDICTIONS.items():
                     out = self._in_child(partial(_call, "predict", *arguments))
@@ -234,3 +238,14 @@ def _federation() -> None:
 
     Path("federation").mkdir()
     serve(FakeGrid(run_config(Path("federation").resolve(), training__rounds=2)))
+
+
+def _to_continue() -> None:
+    for name, more in (("finished", []), ("in-file", [*IN_FILE, *MORE, "--set", "training.rounds=2"]), ("part", MORE)):
+        Path(name).mkdir()
+        os.chdir(name)
+        if name == "part":
+            stopped([*RUN, *more], Path("run"), 1)
+        else:
+            _call(*RUN, *more)
+        os.chdir("..")

@@ -18,15 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from .bases import BLOBS, TINY, Bases, stopped
+from .bases import IN_FILE, MORE, RUN, Bases
 from .disk import Disk, Way
 from .forks import Ended, command, in_child, preload, spread
 
-RUN = ["run", *BLOBS, *TINY, "--set", "data.validation=0.2", "--set", "execution.checkpoint_seconds=0", "--out", "run"]
-MORE = ["--set", "training.rounds=3", "--set", "training.participants=2"]
 KILLS = 5  # in one play
 TIMES = ("seconds", "commit", "source", "checksum")  # what two equal sweeps may differ in
-IN_FILE = ["--set", "training.train=chosen", "--set", "execution.resting=file"]
 
 
 class Scenario(NamedTuple):
@@ -197,24 +194,6 @@ class Bench:
         shutil.rmtree(folder)
 
 
-def make_bases(bases: Bases) -> None:
-    """Add runs to continue."""
-    bases.ensure()
-    if (bases.root / "part").exists():
-        return
-    for name, more in (("finished", []), ("in-file", [*IN_FILE, *MORE, "--set", "training.rounds=2"])):
-        folder = bases.root / name
-        folder.mkdir()
-        scenario = Scenario([*RUN, *more], of_run)
-        ended = in_child(lambda f=folder, s=scenario: os.chdir(f) or command(*s.command), folder, 120)
-        if ended.code:
-            raise RuntimeError(ended.err)
-    (bases.root / "part").mkdir()
-    unfinished = lambda: os.chdir(bases.root / "part") or stopped([*RUN, *MORE], Path("run"), 1)  # noqa: E731
-    if (ended := in_child(unfinished, bases.root / "part", 120)).code:
-        raise RuntimeError(ended.err)
-
-
 class Played(NamedTuple):
     """What came of one play."""
 
@@ -291,7 +270,7 @@ def main() -> int:
     os.environ.update(OMP_NUM_THREADS="1")
     with tempfile.TemporaryDirectory(prefix="crashes-") as name:
         bases = Bases(options.bases or Path(name) / "bases")
-        make_bases(bases)
+        bases.ensure()
         bench, names = Bench(Path(name).resolve(), bases), options.scenario or list(SCENARIOS)
         known = {each: bench.undisturbed(SCENARIOS[each]) for each in names}
         plays: list[Callable[[], Played]] = []

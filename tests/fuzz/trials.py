@@ -68,9 +68,7 @@ def perform(generator: Generator, seed: str, folder: Path, bases: Bases) -> int:
     shop = Workshop(random.Random(seed), work, bases, folder / "canary")
     trial = generator(shop)
     commands = [each if isinstance(each, list) else getattr(each, "__name__", "function") for each in trial.commands]
-    (folder / "trial").write_text(
-        "\n".join([trial.title, *map(ascii, commands)]) + f"\n{trial.same_output is not None}\n", errors="replace"
-    )
+    (folder / "trial").write_text("\n".join([trial.title, *map(ascii, commands)]) + "\n", errors="replace")
     others = [path for path in folder.iterdir() if path.name not in NOT_GUARDED]
     before = {path: digest(path) for path in [*trial.keep, *trial.keep_if_refused, *others]}
     code = 0
