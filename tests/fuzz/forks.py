@@ -45,6 +45,8 @@ def in_child(work: Callable[[], int], folder: Path, seconds: float = 20.0, kill_
 
     seconds: a child that takes longer hangs. kill_after: kill it after so many seconds, to see what that leaves.
     """
+    for name in ("stdout", "stderr"):
+        (folder / name).write_bytes(b"")
     start = time.monotonic()
     child = os.fork()
     if not child:
