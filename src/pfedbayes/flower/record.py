@@ -70,9 +70,12 @@ class FederationRecord:
         return self.folder / runs.JOURNAL
 
     @property
-    def finished(self) -> bool:
-        """Whether the folder holds a summary."""
-        return (self.folder / runs.SUMMARY).exists()
+    def finished_round(self) -> int:
+        """The round of the last result; 0 if there is none. While a federation is continued, its result stays."""
+        if not (self.folder / runs.SUMMARY).exists():
+            return 0
+        summary = runs.read_run(self.folder).summary
+        return summary.rounds if summary else 0
 
     def resume(self, first: FederationState) -> FederationState:
         """Return the state that the folder holds; `first` if it is new."""
@@ -85,7 +88,8 @@ class FederationRecord:
             self.describe()
             return first
         self._writer.cut_torn_line(runs.JOURNAL)
-        previous = runs.read_run(folder)
+        checkpoint = runs.read_checkpoint(folder)
+        previous = runs.read_run(folder, checkpoint.log_bytes if checkpoint else 0)
         about = previous.info.federation
         if about is None:
             raise UserError(f"{folder} holds a run that was not made on Flower: set federation.out to another folder")
@@ -100,11 +104,10 @@ class FederationRecord:
         for member, name, key in zip(self._members, previous.info.clients, keys, strict=True):
             member.name, member.key = name, key
         self._write_config()
-        checkpoint = runs.read_checkpoint(folder)
         self._writer.truncate_log(checkpoint.log_bytes if checkpoint else 0)
         if checkpoint is None:
             return first
-        self.logged = {record.round for record in runs.read_run(folder).rounds}
+        self.logged = {record.round for record in previous.rounds}
         self.clock = runs.Clock(checkpoint.seconds)
         state = self._restore(first, checkpoint.round, checkpoint.tensors)
         log.info("pfedbayes: continuing after round %d of %s", state.round, folder)
@@ -265,10 +268,6 @@ class FederationRecord:
             return sampled_epsilon(self.spent + released, noise, delta, self.rate)
         most = max(member.taken + (released and i in uploads) for i, member in enumerate(self._members))
         return epsilon(most, noise, delta)
-
-    def remove_summary(self) -> None:
-        """Remove the summary of a run that is to be continued."""
-        (self.folder / runs.SUMMARY).unlink(missing_ok=True)
 
     def write_summary(self, rounds: int, exchange: Exchange) -> None:
         """Write the summary of a finished run."""

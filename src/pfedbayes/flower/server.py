@@ -107,10 +107,9 @@ class Server:
 
     def run(self) -> None:
         """Train up to the last round and finish the run folder."""
-        if self.record.finished and self.round >= self.training.rounds:
+        if self.record.finished_round >= self.training.rounds:
             log.info("pfedbayes: %s is finished: raise training.rounds to continue it", self.record.folder)
             return
-        self.record.remove_summary()
         if self.config.privacy_noise and self.record.drawn is None:
             self.record.draw()
             self.record.save(self.state)

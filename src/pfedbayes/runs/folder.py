@@ -114,7 +114,8 @@ def read_run(folder: Path, log_bytes: int | None = None) -> Run:
 
     log_bytes: read only this much of the log; a checkpoint names the length that belongs to it.
 
-    While a finished run is being extended, the folder still shows its last result.
+    While a finished run is being extended, the folder still shows its last result, and the log ends there; with
+    `log_bytes` it does not.
     """
     info = read_info(folder)
     checked = info.format > UNCHECKED_FORMAT
@@ -130,7 +131,7 @@ def read_run(folder: Path, log_bytes: int | None = None) -> Run:
     rounds = _read_lines(folder / LOG, RoundRecord, checked, log_bytes)
     with reading(folder / LOG, NEW_RUN):
         require_rounds(info, rounds)
-    if summary is not None:
+    if summary is not None and log_bytes is None:
         rounds = [record for record in rounds if record.round <= summary.rounds]
     return Run(folder, sections, info, rounds, summary, _read_lines(folder / JOURNAL, JournalEntry, checked))
 
