@@ -20,10 +20,12 @@ from federations import (
     same_bits,
     trained,
 )
-from pfedbayes.engine.backend.batches import lay_out
+from pfedbayes.data import positions
+from pfedbayes.engine.backend.batches import advance, lay_out
 from pfedbayes.engine.backend.local_training import LocalTraining, Views
 from pfedbayes.engine.participation import choose
 from pfedbayes.errors import UserError
+from pfedbayes.maths.random import Purpose, key
 from pfedbayes.methods import METHODS, FedAvg, PFedBayes
 from pfedbayes.nets import mlp
 
@@ -43,6 +45,27 @@ class TestPhilox:
 def batches(ours):
     """The mini-batches of round 1, from where the clients have read to."""
     return lay_out(ours.setup, 1, choose(ours.setup, 1), ours.state.cursors)
+
+
+def test_rows_are_those_of_the_clients_stream_from_its_cursor_on():
+    ours = federation(METHODS["perfedavg"](), dataclasses.replace(TRAINING, train="all"), seeds=(7, 9))
+    per_step, steps = 2, TRAINING.local_steps
+    cursors = np.arange(10) * 5
+    chosen = choose(ours.setup, 3)
+    found = lay_out(ours.setup, 3, chosen, cursors)
+    for member in chosen.members:
+        seed, client = (7, 9)[member // 5], member % 5
+        own = ours.shards.train[client].numpy()
+        batch = min(len(own), TRAINING.batch_size)
+        stream = own[positions(seed, client, len(own), int(cursors[member]), steps * per_step * batch)]
+        place = chosen.members.index(member)
+        assert (found.rows[:, :, place, :batch].ravel() == stream).all()
+        assert (found.rows[:, :, place, batch:] == own[0]).all()
+        names = [key(seed, Purpose.TRAINING, 3, client, step) for step in range(steps)]
+        assert found.names[:, place].tolist() == names
+        after = advance(ours.setup, cursors, [member])
+        assert after[member] == cursors[member] + steps * per_step * batch
+        assert (np.delete(after, member) == np.delete(cursors, member)).all()
 
 
 class TestViews:
@@ -78,6 +101,16 @@ class TestViews:
             image.numpy().tobytes() for image in expected.flatten(0, 1)
         }
         assert seen[rows == 0].flatten(1).unique(dim=0).equal(expected[0].flatten(1).unique(dim=0))
+
+    def test_views_are_numbered_from_up_and_left_to_down_and_right(self):
+        x = torch.arange(9.0).view(1, 1, 3, 3)
+        seen, _ = Views(shift=1).apply(x, torch.tensor([0, 2, 4, 7]))
+        assert seen[:, 0].tolist() == [
+            [[4, 5, 5], [7, 8, 8], [7, 8, 8]],  # up and left
+            [[3, 3, 4], [6, 6, 7], [6, 6, 7]],  # up and right
+            [[0, 1, 2], [3, 4, 5], [6, 7, 8]],  # not at all
+            [[0, 1, 2], [0, 1, 2], [3, 4, 5]],  # down
+        ]
 
     def test_half_of_the_images_are_mirrored_and_every_draw_has_its_name(self):
         one = self.federation_of_images(FedAvg(), seeds=(1, 2))
