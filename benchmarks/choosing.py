@@ -21,6 +21,7 @@ from pfedbayes import runs
 from pfedbayes.report import tables
 from pfedbayes.runs.execute import execute
 from pfedbayes.runs.experiment import read_experiment
+from pfedbayes.sweep.scores import read_records
 
 RESULTS = Path("docs/results")
 PRIORS = [(0.1, -2.5), (1.0, -2.5), (10.0, -2.5), (100.0, -2.5), (1.0, -1.0), (1.0, -4.0), (1.0, -6.0)]
@@ -136,7 +137,7 @@ def main() -> None:
         known = [one for one in done if wanted.items() <= one.items()]
         measured.append(known[0] if known else measure(zeta, rho0, args.rounds, args.seeds))
         runs.write_file(data, json.dumps(measured, indent=1) + "\n")
-    page = render(measured, json.loads((RESULTS / "table1.json").read_text()))
+    page = render(measured, read_records(RESULTS / "table1.json"))
     runs.write_file(RESULTS / "choosing.md", page)
     print(page)
 

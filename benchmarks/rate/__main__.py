@@ -25,6 +25,7 @@ from benchmarks.rate.units import CHANGED, CHANGED_REPLICATES, MAIN, SIZES, Unit
 from benchmarks.worker import cores
 from pfedbayes.engine.plan import choose_device
 from pfedbayes.errors import UserError
+from pfedbayes.files.checksums import BLANK, FIELD, seal
 from pfedbayes.paper import rate, results
 from pfedbayes.runs import describe_code, describe_machine, now, write_file
 
@@ -57,7 +58,8 @@ def main(argv: list[str] | None = None) -> None:
     kept["about"] = {"date": now(), "commit": describe_code()["commit"], "machine": describe_machine()}
     for records in missing(units, wanted.replicates, kept["records"], device):
         kept["records"] += records
-        write_file(raw, json.dumps(kept, indent=None, ensure_ascii=False).replace('{"series"', '\n{"series"') + "\n")
+        text = json.dumps({FIELD: BLANK} | kept, ensure_ascii=False).replace('{"series"', '\n{"series"')
+        write_file(raw, seal(text) + "\n")
     for path in results.write_theory(wanted.out):
         say(f"wrote {path}")
 

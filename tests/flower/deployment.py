@@ -31,7 +31,9 @@ class Deployment:
         self.processes: list[subprocess.Popen] = []
         self.links: list[subprocess.Popen] = []
         self.supernodes: dict[int, subprocess.Popen] = {}
-        make_keys(folder / "keys", ["127.0.0.1", "localhost"], nodes + 1)  # the last one is never registered
+        make_keys(folder / "keys", ["127.0.0.1", "localhost"], nodes + 1)  # the last one is not in the roster
+        whole = self.key("roster.toml").read_text()
+        self.key("roster.toml").write_text(whole[: whole.rindex("[[client]]")])
         write_app(folder / "app")
         self.home = folder / "home"
         self.home.mkdir()
@@ -95,21 +97,22 @@ class Deployment:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
-    def register(self) -> None:
+    def register(self, keys: int | None = None) -> None:
+        """Register the first `keys` keys; by default, those in the roster."""
         registrations = [
             self.start(f"register-{i}", "flwr", "supernode", "register", str(self.key(f"node-{i}.pub")), "tls")
-            for i in range(self.nodes)
+            for i in range(keys or self.nodes)
         ]
         for i, process in enumerate(registrations):
             assert process.wait(60) == 0, self.log(f"register-{i}")
 
-    def supernode(self, number: int, key: int | None = None, name: str = "") -> subprocess.Popen:
+    def supernode(self, number: int, key: int | None = None, name: str = "", *options: str) -> subprocess.Popen:
         private = str(self.key(f"node-{number if key is None else key}"))
         security = ["--root-certificates", str(self.key("ca.crt")), "--auth-supernode-private-key", private]
         process = self.start(
             name or f"supernode-{number}", "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", *security,
             "--node-config", f'partition-id={number} name="site {number}" state-dir="{self.state(number)}"',
-            "--port", str(free_port()),
+            "--port", str(free_port()), *options,
         )  # fmt: skip
         if not name:
             self.supernodes[number] = process
@@ -126,6 +129,7 @@ class Deployment:
 
     def run(self, **settings: object) -> subprocess.Popen:
         """Start the app; `a__b` stands for a.b. The log is followed until the run ends."""
+        settings = {"federation__clients": self.nodes, "federation__roster": str(self.key("roster.toml"))} | settings
         quoted = {name: f'"{value}"' if isinstance(value, str) else value for name, value in settings.items()}
         config = " ".join(f"{name.replace('__', '.')}={value}" for name, value in quoted.items())
         return self.start("run", "flwr", "run", str(self.folder / "app"), "tls", "--stream", "-c", config)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
@@ -45,7 +46,10 @@ def travelled(message: Message) -> Message:
 
 
 class FakeGrid:
-    """Nodes by id, each with its node config. `meddle(client, message, reply)` may replace a reply, or lose it."""
+    """Nodes by id, each with its node config. `meddle(client, message, reply)` may replace a reply, or lose it.
+
+    keys: the public keys of nodes by id, which Flower has checked; nodes without one are simulated.
+    """
 
     def __init__(self, run_config: dict[str, Any], clients: int = CLIENTS) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # what Flower's processes begin with
@@ -56,11 +60,12 @@ class FakeGrid:
         }
         self.meddle = lambda client, message, reply: reply
         self.asked: list[tuple[int, str]] = []
+        self.keys: dict[int, bytes] = {}
         self.kept: dict[int, RecordDict] = {}  # what Flower keeps for a node during a run
         self._replies: dict[str, Message] = {}
 
-    def get_node_ids(self) -> list[int]:
-        return list(self.nodes)
+    def get_nodes(self) -> list[NodeInfo]:
+        return [NodeInfo(node_id=node, public_key=self.keys.get(node, b"x" * 32)) for node in self.nodes]
 
     def push_messages(self, messages: list[Message]) -> list[str]:
         for sent in messages:
@@ -96,6 +101,7 @@ def run_config(folder: Path, method: str = "pfedbayes", **others: Any) -> dict[s
         "federation.clients": CLIENTS,
         "federation.dtype": "float64",
         "federation.wire": "float64",
+        "federation.robust": "none",
         "federation.out": str(folder / "run"),
         "federation.states": str(folder / "states"),
         "federation.wait": 0.0,

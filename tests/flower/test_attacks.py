@@ -122,7 +122,8 @@ def test_counts_that_cannot_be_are_refused_by_name(tmp_path):
 
 
 def test_a_shared_model_that_overflows_is_not_taken(tmp_path):
-    rates = {"training__server_optimizer": "momentum", "training__server_rate": 100.0, "federation__largest": 1e308}
+    rates = {"training__server_optimizer": "momentum", "training__server_rate": 100.0}
+    rates |= {f"federation__{name}": 1e308 for name in ("largest", "largest_step", "largest_rho")}
     far = torch.full(ENTRIES, 9e307, dtype=torch.float64).numpy().tobytes()
     with pytest.raises(UserError, match="round 1: the shared model has become non-finite, so the round was not taken"):
         serve(lying(FakeGrid(everybody(tmp_path, **rates)), arrays(upload=("float64", ENTRIES, RAW, far))))
@@ -236,12 +237,12 @@ def test_a_node_whose_disk_is_full_says_so_and_goes_on_later(tmp_path, monkeypat
     grid = FakeGrid(config)
     write_whole = StateFolder.write
 
-    def write_some(self, generation):
+    def write_some(self, generation, keep):
         if self.path.name == "client-2" and generation.round == 2:
             with monkeypatch.context() as patch:
                 patch.setattr(os, "fsync", full_disk)
-                return write_whole(self, generation)
-        return write_whole(self, generation)
+                return write_whole(self, generation, keep)
+        return write_whole(self, generation, keep)
 
     monkeypatch.setattr(StateFolder, "write", write_some)
     serve(grid)
@@ -284,7 +285,7 @@ def test_what_a_kill_leaves_of_a_state_is_cleared_away(tmp_path):
     (folder / ".round-000002.safetensors.part").write_bytes(b"half a state")
     (folder / "round-000001 (copy).safetensors").write_bytes(b"a person's own backup")
     serve(FakeGrid(config | {"training.rounds": 3}))
-    kept = ["round-000001 (copy).safetensors", "round-000002.safetensors", "round-000003.safetensors"]
+    kept = ["round-000001 (copy).safetensors", *(f"round-00000{i}.safetensors" for i in (1, 2, 3))]
     assert sorted(path.name for path in folder.iterdir() if path.name != ".lock") == kept
     (folder / ".round-000004.safetensors.part").write_bytes(b"half a state")
     StateFolder(folder).leave()

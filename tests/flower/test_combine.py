@@ -12,13 +12,15 @@ from scipy.stats import norm
 
 from federations import difference, randn
 from pfedbayes import UserError, runs
-from pfedbayes.flower.combine import combine, epsilon, private_mean, secret_normals, shortened, trimmed_mean
+from pfedbayes.flower.combine import combine, shortened, trimmed_mean
+from pfedbayes.flower.privacy import epsilon, private_mean, secret_normals
 from pfedbayes.flower.settings import FederationConfig, from_run_config
 from pfedbayes.methods.fedavg import FedAvg
 from pfedbayes.methods.pfedbayes import PFedBayes
 from pfedbayes.report import write
 
 CLIENTS = torch.arange(5)
+PLAIN = FederationConfig(5, robust="none")
 SIZES = torch.tensor([4.0, 1.0, 2.0, 3.0, 7.0]).double()
 
 
@@ -26,7 +28,7 @@ def test_without_options_it_is_the_methods_own_aggregation():
     server, uploads = randn(2, 6), list(randn(5, 2, 6, seed=1))
     for method in (PFedBayes(beta=0.5), FedAvg()):
         expected = method.aggregate(server, torch.stack(uploads), SIZES, CLIENTS)
-        assert torch.equal(combine(method, FederationConfig(5), server, uploads, SIZES, CLIENTS), expected)
+        assert torch.equal(combine(method, PLAIN, server, uploads, SIZES, CLIENTS), expected)
 
 
 def test_trimmed_mean_leaves_out_both_ends_of_every_entry():
@@ -55,7 +57,7 @@ def test_a_liar_moves_a_guarded_average_no_further_than_an_honest_client_could(t
     config = FederationConfig(5, robust=robust)
     method = PFedBayes()
     states = [combine(method, config, server, list(uploads), SIZES, CLIENTS) for uploads in (honest, lied)]
-    plain = combine(method, FederationConfig(5), server, list(lied), SIZES, CLIENTS)
+    plain = combine(method, PLAIN, server, list(lied), SIZES, CLIENTS)
     longest = float(honest.flatten(1).norm(dim=1).max())
     assert float((states[1] - states[0]).norm()) < longest
     assert float(plain.norm()) > 10 * longest
@@ -143,6 +145,7 @@ def test_private_noise_cannot_be_drawn_again(monkeypatch):
 
 def test_private_federation_reports_what_it_has_spent(tmp_path):
     config = run_config(tmp_path, federation__privacy_noise=4.0, federation__privacy_clip=0.5)
+    del config["training.participants"]
     grid = FakeGrid(config)
     server = serve(grid)
     journal = runs.read_run(tmp_path / "run").journal
@@ -150,7 +153,9 @@ def test_private_federation_reports_what_it_has_spent(tmp_path):
     assert journal[-1].epsilon == pytest.approx(epsilon(most, 4.0, 1e-5))
     assert "differentially private" in write([tmp_path / "run"], tmp_path / "page.html").read_text()
     (tmp_path / "other").mkdir()
-    plain = serve(FakeGrid(run_config(tmp_path / "other")))
+    config = run_config(tmp_path / "other")
+    del config["training.participants"]
+    plain = serve(FakeGrid(config))
     assert difference(server.state.servers[0], plain.state.servers[0]) > 0.01
 
 
@@ -158,7 +163,7 @@ def test_wide_clips_and_no_noise_are_the_plain_average():
     server, uploads = randn(2, 6), list(randn(5, 2, 6, seed=1))
     config = FederationConfig(5, privacy_noise=1e-12, privacy_clip=1e6, privacy_clip_rho=1e6)
     private = combine(PFedBayes(beta=0.3), config, server, uploads, SIZES, CLIENTS)
-    plain = combine(PFedBayes(beta=0.3), FederationConfig(5), server, uploads, SIZES, CLIENTS)
+    plain = combine(PFedBayes(beta=0.3), PLAIN, server, uploads, SIZES, CLIENTS)
     assert difference(private, plain) < 1e-5
 
 

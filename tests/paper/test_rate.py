@@ -13,6 +13,7 @@ from benchmarks.rate import __main__ as command
 from benchmarks.rate.functions import draw_functions
 from benchmarks.rate.measure import CLIENTS, measure
 from benchmarks.rate.units import CHANGED, MAIN, Unit
+from pfedbayes.files.checksums import dump_json
 from pfedbayes.paper import rate, theory
 from pfedbayes.paper.log_log_slope import errors_of, fit, slope
 from pfedbayes.paper.rate import CHANGES
@@ -171,10 +172,10 @@ class TestCommand:
         kept = json.loads(path.read_text())
         smooth = [record for record in kept["records"] if record["series"] == "β = 2"]
         changed = [record for record in kept["records"] if record["series"] in CHANGES]
-        path.write_text(json.dumps(kept | {"records": smooth + changed}))
+        path.write_text(dump_json(kept | {"records": smooth + changed}))
         tables = rate.page(rate.read_records(path)).tables
         assert [[title for title, _ in table.blocks] for table in tables] == [["β = 2"], [""], *[["β = 2"]] * 2]
-        path.write_text(json.dumps(kept | {"records": changed}))
+        path.write_text(dump_json(kept | {"records": changed}))
         before = len(measured)
         command.main(asked)
         assert {unit.series for unit, _ in measured[before:]} == {"β = 1", "β = 2"}

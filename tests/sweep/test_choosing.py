@@ -122,7 +122,7 @@ def test_a_choice_is_not_written_over_a_folder(cells, sweep):
 def test_a_tuning_sweep_is_run_and_chosen_from_and_the_choice_is_run(sweep):
     sweep.write(TUNING)
     sweep(["pfedbayes"], results=sweep.folder / "tuning.json")
-    found = json.loads((sweep.folder / "tuning.json").read_text())
+    found = json.loads((sweep.folder / "tuning.json").read_text())["records"]
     assert {record["settings"]["evaluation.split"] for record in found} == {"validation"}
     sweep(choose=sweep.folder / "tuned.toml")
     assert "pfedbayes on blobs" in sweep.said

@@ -24,7 +24,7 @@ NAMES = [
 
 def results(path):
     """Records without what differs from run to run."""
-    return [{k: v for k, v in record.items() if k != "seconds"} for record in json.loads(path.read_text())]
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in json.loads(path.read_text())["records"]]
 
 
 def after(rounds):
@@ -239,7 +239,7 @@ class TestRunning:
         for one, other in zip(results(grown), results(whole), strict=True):
             assert one["shared"]["mean"] == pytest.approx(other["shared"]["mean"], abs=0.01)
         # A file of the new seeds alone, from another machine, takes nothing away.
-        fresh = [r for r in json.loads(grown.read_text()) if r["seed"] > 2]
+        fresh = [r for r in json.loads(grown.read_text())["records"] if r["seed"] > 2]
         (sweep.folder / "fresh.json").write_text(json.dumps(fresh))
         sweep(["fedavg"], out=sweep.folder / "new", collect=True, imports=(sweep.folder / "fresh.json",), results=grown)
         assert len(results(grown)) == len(results(whole))

@@ -30,7 +30,7 @@ def keys(
     ],
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")],
 ) -> None:
-    """Create a certificate for the server and a key for each node."""
+    """Create a certificate for the server, a key for each node, and the roster of their keys."""
     from pfedbayes.flower.keys import make_keys
 
     for path in make_keys(folder, hosts, nodes):
@@ -46,3 +46,25 @@ def leave(
 
     StateFolder(state_dir).leave()
     echo(f"{state_dir}: the state is deleted; keep the SuperNode running until the server reports the departure")
+
+
+@app.command()
+def rollback(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder of a federation that is not running.")],
+    to: Annotated[int, typer.Option("--to", metavar="ROUND", min=1, help="The round to go back to.")],
+) -> None:
+    """Go back to the state after an earlier round, for example after a poisoned one."""
+    from pfedbayes.flower.rollback import rollback as go_back
+
+    reached = go_back(run, to)
+    echo(f"{run}: went back from round {reached} to round {to}; start the app again to continue from there")
+
+
+@app.command()
+def journal(run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder of a federation.")]) -> None:
+    """Print who joined with which key, who was refused and why, and what each round was averaged from."""
+    from pfedbayes import runs
+    from pfedbayes.report.federation import journal_lines
+
+    for line in journal_lines(runs.read_run(run)):
+        echo(line)

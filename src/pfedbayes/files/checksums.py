@@ -26,8 +26,13 @@ log = logging.getLogger("pfedbayes")
 
 def dump_json(value: Mapping[str, Any], indent: int | None = None) -> str:
     """Return an object as JSON that begins with its checksum and ends with a line break."""
-    text = json.dumps({FIELD: BLANK} | dict(value) | {FIELD: BLANK}, indent=indent, allow_nan=False, ensure_ascii=False)
-    return text.replace(BLANK, hashlib.sha256(text.encode()).hexdigest(), 1) + "\n"
+    blank = {FIELD: BLANK} | dict(value) | {FIELD: BLANK}
+    return seal(json.dumps(blank, indent=indent, allow_nan=False, ensure_ascii=False)) + "\n"
+
+
+def seal(text: str) -> str:
+    """Return a JSON object, whose first field is a checksum of zeros, with its checksum."""
+    return text.replace(BLANK, hashlib.sha256(text.encode()).hexdigest(), 1)
 
 
 def check_json(content: bytes) -> bool:

@@ -116,7 +116,10 @@ def parse_object(content: bytes) -> tuple[dict[str, Any], bool]:
 def read_json(path: Path, what: str, check: Callable[[Any], None], remedy: str) -> Any:
     """Return the content of a file. check: raises ValueError if the content is wrong, and may amend it."""
     with reading(path, remedy, f"does not hold {what}"):
-        content = parse_json(read_bytes(path))
+        text = read_bytes(path)
+        content = parse_json(text)
+        if check_json(text):
+            del content[FIELD]
         check(content)
         return content
 

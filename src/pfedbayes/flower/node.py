@@ -169,7 +169,7 @@ def client_app(load_data: LoadData, make_model: MakeModel) -> ClientApp:
                 f"the message is for client {task['client']} or for other settings, but this is client {number}"
             )
         if folder.left:
-            return Message(content({"protocol": PROTOCOL, "client": number, "left": True}), reply_to=message)
+            return Message(content(_repeated(task) | {"left": True}), reply_to=message)
         shards = load_data(number, settings.federation.clients)
         model = make_model(settings.method)
         node = Node(shards, model, settings, number, str(context.node_config.get("device", "auto")))
@@ -205,7 +205,7 @@ def _start(
             remedy = "use the same as before, or a new state-dir for a new federation"
             refuse_difference(old, new, f"the state in {folder.path}", remedy)
     last = min(task["last"], kept[-1]) if kept and older_state else task["last"]
-    start = folder.start_of(task["round"], last)
+    start = folder.start_of(task["round"], last, task["rollbacks"])
     if start:
         node.recall(start)
     return start
@@ -223,20 +223,28 @@ def _answer(
     node: Node, task: dict[str, Any], settings: Settings, folder: StateFolder, start: Generation | None
 ) -> tuple[dict[str, Any], State | None]:
     """Evaluate and train as the task asks; return the facts of the answer, and the upload."""
-    facts = {name: task[name] for name in ("protocol", "federation", "method", "round", "client")}
+    facts = _repeated(task)
     facts["size"] = int(node.data.sizes[0])
+    facts["began_anew"] = bool(task["rollbacks"]) and start is None and bool(folder.rounds())
     upload = None
     if task["evaluate"]:
         facts["scores"] = evaluate(node, **settings.evaluation.after(node.round, settings.training.rounds))
     if task["finish"]:
         facts["reliability"] = to_json(analyse_final_models(node, settings.evaluation).reliability)
         if start:  # keep what was received last, to predict with it
-            folder.write(start._replace(tensors=node.memory()))
+            folder.write(start._replace(tensors=node.memory()), settings.federation.keep)
     if task["train"]:
         upload = node.train_round(task["round"])
         about = _about(node, task, settings)
-        folder.write(Generation(task["round"], start.round if start else 0, about, node.memory()))
+        previous, rollbacks = start.round if start else 0, len(task["rollbacks"])
+        generation = Generation(task["round"], previous, about, node.memory(), rollbacks)
+        folder.write(generation, settings.federation.keep)
     return facts, upload
+
+
+def _repeated(task: dict[str, Any]) -> dict[str, Any]:
+    """Return what an answer repeats of its task, to show which one it answers."""
+    return {name: task[name] for name in ("protocol", "federation", "method", "round", "client", "nonce")}
 
 
 def _about(node: Node, task: dict[str, Any], settings: Settings) -> dict[str, Any]:

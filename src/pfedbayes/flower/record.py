@@ -13,8 +13,8 @@ from pfedbayes import runs
 from pfedbayes.engine.state import FederationState
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.models import available_models, headline_estimator
-from pfedbayes.flower.combine import epsilon
 from pfedbayes.flower.exchange import Exchange
+from pfedbayes.flower.privacy import draw, epsilon, sampled_epsilon
 from pfedbayes.flower.roster import Member
 from pfedbayes.flower.scores import is_table, pooled, table
 from pfedbayes.flower.settings import Settings, refuse_difference
@@ -27,6 +27,18 @@ from pfedbayes.runs.description import describe_method
 log = logging.getLogger("flwr")
 
 MEMBER_FIELDS = ("train_size", "test_size", "last", "taken", "left")  # of `Member`, kept in the checkpoint
+KEPT = "kept"  # the folder of earlier checkpoints
+
+
+def kept_name(round: int) -> str:
+    """Return the path of a kept checkpoint in the run folder."""
+    return f"{KEPT}/round-{round:06d}.safetensors"
+
+
+def kept_rounds(folder: Path) -> list[int]:
+    """Return the rounds of the kept checkpoints of a run folder, in ascending order."""
+    numbers = (path.stem.removeprefix("round-") for path in (folder / KEPT).glob("round-*.safetensors"))
+    return sorted(int(number) for number in numbers if number.isdecimal())
 
 
 class FederationRecord:
@@ -37,6 +49,12 @@ class FederationRecord:
         self.clock = runs.Clock()
         self.logged: set[int] = set()
         """The rounds whose scores are in the log."""
+        self.rollbacks: list[int] = []
+        """The rounds to which the operator has gone back, in the order of time."""
+        self.spent = 0
+        """The number of averages that were made, those that were rolled back included."""
+        self.drawn: list[int] | None = None
+        """The clients that are drawn for the next round; None if they are drawn from the run's seed."""
         self._settings, self._model, self._writer, self._members = settings, model, writer, members
         self._method, self._config = settings.method, settings.federation
         self._created = runs.now()
@@ -78,8 +96,9 @@ class FederationRecord:
             "set federation.out to another folder",
         )
         self.id, self._created = about.id, previous.info.created
-        for member, name in zip(self._members, previous.info.clients, strict=True):
-            member.name = name
+        keys = about.keys or [None] * len(self._members)
+        for member, name, key in zip(self._members, previous.info.clients, keys, strict=True):
+            member.name, member.key = name, key
         self._write_config()
         checkpoint = runs.read_checkpoint(folder)
         self._writer.truncate_log(checkpoint.log_bytes if checkpoint else 0)
@@ -102,6 +121,14 @@ class FederationRecord:
             raise UserError(
                 f"the saved state in {self.folder} does not fit this federation ({name} differs): set "
                 "federation.out to another folder"
+            )
+        self.rollbacks = tensors["rollbacks"].tolist() if "rollbacks" in tensors else []
+        self.spent = int(tensors["spent"]) if "spent" in tensors else round
+        self.drawn = torch.nonzero(tensors["drawn"])[:, 0].tolist() if "drawn" in tensors else None
+        if self._config.privacy_noise and self.drawn is None:
+            raise UserError(
+                f"{self.folder} was made by an earlier version, which drew participants from a seed that nodes know: "
+                "set federation.out and every state-dir to a new folder"
             )
         for name in MEMBER_FIELDS:
             for member, value in zip(self._members, tensors[f"clients.{name}"].tolist(), strict=True):
@@ -127,9 +154,32 @@ class FederationRecord:
         return tensors
 
     def save(self, state: FederationState) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint, and keep a copy to which the operator can go back."""
         tensors = {name: tensor.clone().contiguous() for name, tensor in self._tensors(state).items()}
+        tensors["spent"] = torch.tensor(self.spent)
+        if self.rollbacks:
+            tensors["rollbacks"] = torch.tensor(self.rollbacks)
+        if self.drawn is not None:
+            tensors["drawn"] = torch.tensor([i in self.drawn for i in range(len(self._members))])
         self._writer.checkpoint(tensors, state.round, self.clock.seconds())
+        with runs.writing(self.folder):
+            (self.folder / KEPT).mkdir(exist_ok=True)
+            self._writer.write(kept_name(state.round), (self.folder / runs.STATE).read_bytes())
+            for round in kept_rounds(self.folder)[: -self._config.keep]:
+                (self.folder / kept_name(round)).unlink()
+
+    @property
+    def rate(self) -> float:
+        """The probability with which a client takes part in a round of a private federation."""
+        return (self._settings.training.participants or len(self._members)) / len(self._members)
+
+    def draw(self) -> None:
+        """Draw the clients of the next round secretly; a checkpoint keeps them, so that a repeated round has the same.
+
+        Only private federations need it. The others draw from the seed, as `pfedbayes run` does.
+        """
+        if self._config.privacy_noise:
+            self.drawn = draw(len(self._members), self.rate)
 
     def describe(self) -> None:
         """Write run.json as `pfedbayes run` does, from what the nodes say about themselves; it has no labels."""
@@ -150,7 +200,9 @@ class FederationRecord:
             num_params=self._model.net.num_params,
             method=describe_method(self._method),
             task=self._model.likelihood.task,
-            federation=runs.FederationInfo(self.id, self._settings.identity(), left),
+            federation=runs.FederationInfo(
+                self.id, self._settings.identity(), left, [member.key for member in self._members], self.rollbacks
+            ),
         )
         self._writer.write_info(info)
 
@@ -172,15 +224,13 @@ class FederationRecord:
         uploads: dict[int, State],
         taken: bool,
         news: dict[str, str],
+        joined: dict[str, str],
     ) -> None:
-        """Note what came of an attempt at a round, for the report; attempt 0 only evaluates the last models.
+        """Note what came of an attempt at a round, for auditors and the report; attempt 0 only evaluates the models.
 
-        taken: whether the round was completed; news: nodes that cannot take part, and why.
+        taken: whether the round was completed; news: nodes that cannot take part, and why; joined: keys of new clients.
         """
-        spent = None
-        if self._config.privacy_noise:
-            most = max(member.taken + (taken and i in uploads) for i, member in enumerate(self._members))
-            spent = epsilon(most, self._config.privacy_noise, self._config.privacy_delta)
+        anew = [i for i, (facts, _) in exchange.replies.items() if facts.get("began_anew") is True]
         entry = runs.JournalEntry(
             round=round,
             attempt=attempt,
@@ -192,7 +242,12 @@ class FederationRecord:
             taken=taken,
             refused={self._members[i].name: reason for i, reason in sorted(exchange.refused.items())} | news,
             left=[member.name for member in self._members if member.left],
-            epsilon=spent,
+            epsilon=self._epsilon(uploads, taken and bool(attempt)) if self._config.privacy_noise else None,
+            time=runs.now(),
+            robust=self._config.rule(self._method) if attempt else None,
+            used=[self._members[i].name for i in sorted(uploads)] if taken and attempt else None,
+            joined=joined or None,
+            began_anew=[self._members[i].name for i in sorted(anew)] or None,
         )
         self._writer.append(entry)
         for name, reason in entry.refused.items():
@@ -202,6 +257,14 @@ class FederationRecord:
             "pfedbayes: round %d/%d: %s, %.2f MB down, %.2f MB up",
             round, self._settings.training.rounds, what, exchange.down / 1e6, exchange.up / 1e6,
         )  # fmt: skip
+
+    def _epsilon(self, uploads: dict[int, State], released: bool) -> float:
+        """Return the epsilon spent so far, including a round from these uploads if its average is released."""
+        noise, delta = self._config.privacy_noise, self._config.privacy_delta
+        if self.rate < 1:
+            return sampled_epsilon(self.spent + released, noise, delta, self.rate)
+        most = max(member.taken + (released and i in uploads) for i, member in enumerate(self._members))
+        return epsilon(most, noise, delta)
 
     def remove_summary(self) -> None:
         """Remove the summary of a run that is to be continued."""

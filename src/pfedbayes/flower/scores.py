@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,18 +11,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedbayes.evaluation.estimators import MODELS
+from pfedbayes.flower.messages import LARGEST_COUNT
 from pfedbayes.maths.metrics import BINS, METRICS
 from pfedbayes.runs.schema import Reliability
+
+LONGEST_NAME = 40  # characters of an estimator's name
+MOST_ESTIMATORS = 20
+LARGEST_SCORE = 1e12
 
 
 def table(scores: dict[int, dict[str, Any]], num_clients: int, models: Sequence[str], task: str) -> dict[str, Any]:
     """Combine the scores of single clients into `{model: {estimator: {metric: [[score of each client]]}}}`.
 
-    Only these models and the metrics of the task are kept. A client without test data has no estimators.
+    Only these models, the metrics of the task, and estimators that most clients report are kept. A client without test
+    data has no estimators.
     """
     whole: dict[str, Any] = dict.fromkeys(MODELS)
     for which in models:
-        estimators = dict.fromkeys(name for one in scores.values() for name in one.get(which) or ())
+        estimators = _common([one.get(which) or {} for one in scores.values()])
         whole[which] = {
             estimator: {
                 metric: [[score_of(scores.get(i), which, estimator, metric) for i in range(num_clients)]]
@@ -29,6 +37,13 @@ def table(scores: dict[int, dict[str, Any]], num_clients: int, models: Sequence[
             for estimator in estimators
         }
     return whole
+
+
+def _common(tables: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the names that more than half of the tables have, leaving out empty tables."""
+    reporting = [table for table in tables if table]
+    counts = Counter(name for table in reporting for name in table if len(name) <= LONGEST_NAME)
+    return [name for name, count in counts.items() if 2 * count > len(reporting)][:MOST_ESTIMATORS]
 
 
 def is_table(scores: Any) -> bool:
@@ -41,11 +56,12 @@ def is_table(scores: Any) -> bool:
 
 
 def score_of(scores: dict[str, Any] | None, which: str, estimator: str, metric: str) -> float:
-    """Return one score from a node's own table [seed][client]; NaN if it has none."""
+    """Return one score from a node's own table [seed][client]; NaN if it has none, or an impossible one."""
     try:
-        return float(scores[which][estimator][metric][0][0]) if scores else float("nan")
+        score = float(scores[which][estimator][metric][0][0]) if scores else math.nan
     except (KeyError, TypeError, ValueError, IndexError, OverflowError):
-        return float("nan")
+        return math.nan
+    return score if abs(score) <= LARGEST_SCORE else math.nan
 
 
 def pooled(diagrams: list[Any]) -> dict[str, Reliability | None]:
@@ -70,4 +86,7 @@ def _bins(diagram: Any, which: str) -> NDArray[np.float64] | None:
         bins = np.array([diagram[which][name] for name in ("confidence", "accuracy", "count")], float)
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    return bins if bins.shape == (3, BINS) and np.isfinite(bins[2]).all() and (bins[2] >= 0).all() else None
+    if bins.shape != (3, BINS) or not ((bins[2] >= 0) & (bins[2] <= LARGEST_COUNT)).all():
+        return None
+    shares = bins[:2][:, bins[2] > 0]
+    return bins if ((shares >= 0) & (shares <= 1)).all() else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,13 +21,15 @@ from pfedbayes.engine.server_optimizer import first_optimizer, server_step
 from pfedbayes.engine.setup import first_server, num_participants
 from pfedbayes.engine.state import FederationState
 from pfedbayes.errors import UserError
-from pfedbayes.flower import secure
-from pfedbayes.flower.combine import combine
+from pfedbayes.flower.bounds import refuse_unusable, refuse_wild
+from pfedbayes.flower.combine import combine, limited
 from pfedbayes.flower.exchange import Exchange, send
-from pfedbayes.flower.messages import PROTOCOL, Refused, content, from_arrays, refuse_wild, to_arrays
+from pfedbayes.flower.messages import PROTOCOL, Refused, content, from_arrays, to_arrays
 from pfedbayes.flower.record import FederationRecord
-from pfedbayes.flower.roster import Roster, count
-from pfedbayes.flower.settings import Settings, from_run_config
+from pfedbayes.flower.roster import Roster
+from pfedbayes.flower.secure import shares
+from pfedbayes.flower.secure_mean import SecureMean
+from pfedbayes.flower.settings import MIN_SECURE_CLIENTS, Settings, from_run_config
 from pfedbayes.maths.random import choose
 from pfedbayes.maths.trees import leaves, pick
 from pfedbayes.methods import Method
@@ -76,6 +79,8 @@ class Server:
         self.members = self.roster.members
         self.record = FederationRecord(settings, model, writer, self.members)
         self.state = self.record.resume(self._first_state())
+        self.roster.enter()
+        self._nonces: dict[int, str] = {}  # of the last messages to clients
 
     def _first_state(self) -> FederationState:
         like = torch.empty((), dtype=self.dtype)
@@ -106,6 +111,9 @@ class Server:
             log.info("pfedbayes: %s is finished: raise training.rounds to continue it", self.record.folder)
             return
         self.record.remove_summary()
+        if self.config.privacy_noise and self.record.drawn is None:
+            self.record.draw()
+            self.record.save(self.state)
         self.roster.gather(len(self.members))
         while self.round < self.training.rounds:
             self._train_round(self.round + 1)
@@ -127,8 +135,8 @@ class Server:
             # Algorithm 1: each client takes R local steps and uploads its result.
             ask = self._ask_masked if self.config.secure else self._ask_plainly
             exchange, uploads = ask(round, tasks, chosen)
-            enough = len(uploads) >= self.settings.needed(len(chosen))
-            self.record.journal(round, attempt, exchange, uploads, enough, self.roster.news())
+            enough = len(uploads) >= self._needed(len(chosen))
+            self._journal(round, attempt, exchange, uploads, enough)
             if scored:
                 self.record.log_scores(scored, exchange)
             if enough:
@@ -137,6 +145,8 @@ class Server:
                 for i in uploads:
                     self.members[i].last = round
                     self.members[i].taken += 1
+                self.record.spent += 1
+                self.record.draw()
                 self.record.save(self.state)
                 return
         raise UserError(
@@ -144,9 +154,23 @@ class Server:
             "and start the app again to continue from the round before"
         )
 
+    def _needed(self, asked: int) -> int:
+        """Return how many uploads a round needs if it asks this many clients.
+
+        Secret draws may be of any size, and redrawing a small one would undo what they are for.
+        """
+        return min(asked, self.settings.needed(asked)) if self.record.drawn is not None else self.settings.needed(asked)
+
+    def _journal(self, round: int, attempt: int, exchange: Exchange, uploads: dict[int, State], taken: bool) -> None:
+        joined, self.roster.joined = self.roster.joined, {}
+        self.record.journal(round, attempt, exchange, uploads, taken, self.roster.news(), joined)
+
     def _choose(self, round: int) -> tuple[list[int], list[int]]:
         """Return the clients whose uploads are averaged, and those that train, among the nodes that are present."""
         present = self.roster.present()
+        if self.record.drawn is not None:
+            chosen = [i for i in present if i in self.record.drawn]
+            return chosen, present if self.training.train == "all" else chosen
         drawn = choose(self.training.seed, round, len(present), min(self.participants, len(present)))
         chosen = [present[k] for k in drawn]
         return chosen, present if self.training.train == "all" else chosen
@@ -156,16 +180,23 @@ class Server:
         clients = sorted(uploads)
         sizes = torch.tensor([self.members[i].train_size for i in clients], dtype=self.dtype)
         trees = [uploads[i] for i in clients]
-        server = combine(self.method, self.config, self.server, trees, sizes, torch.tensor(clients))
+        # Where participation is secret, the average must not depend on the number of participants.
+        count = self.participants if self.participants < len(self.members) else None
+        server = combine(self.method, self.config, self.server, trees, sizes, torch.tensor(clients), count)
         optimizers = self.state.optimizers
         if optimizers:
             server, optimizer = server_step(self.training, self.method, self.server, server, optimizers[0])
             optimizers = (optimizer,)
+        remedy = "lower training.server_rate, the learning rate or federation.largest"
         if not all(bool(leaf.isfinite().all()) for leaf in leaves(server)):
             raise UserError(
-                f"round {round}: the shared model has become non-finite, so the round was not taken: lower "
-                "training.server_rate, the learning rate or federation.largest"
+                f"round {round}: the shared model has become non-finite, so the round was not taken: {remedy}"
             )
+        if self.method.about.averages:
+            try:
+                refuse_unusable(self.method, self.config, server)
+            except Refused as reason:
+                raise UserError(f"round {round} was not taken, for the shared model: {reason}; {remedy}") from None
         return FederationState(round, (server,), optimizers, self.state.cursors)
 
     def _finish(self) -> None:
@@ -173,7 +204,7 @@ class Server:
         self.roster.gather(1)
         round = self.round + 1
         exchange = self._send(round, self._download(round, self.roster.present(), set(), set(), finish=True))
-        self.record.journal(self.round, 0, exchange, {}, True, self.roster.news())
+        self._journal(self.round, 0, exchange, {}, True)
         if self.round not in self.record.logged:
             self.record.log_scores(self.round, exchange)
         self.record.save(self.state)
@@ -195,10 +226,13 @@ class Server:
         whole = scored and self.method.about.shared and not self.method.about.averages
         weights = self._weights(sorted(chosen)) if self.config.secure else {}
         tasks = {}
+        # Nobody can answer for another client: neither Flower's name of a message nor its nonce can be guessed.
+        self._nonces = {i: secrets.token_hex(16) for i in asked}
         for k, i in enumerate(asked):
             facts = self._about(round, i) | {
                 "digest": self.settings.digest(),
                 "last": self.members[i].last,
+                "rollbacks": self.record.rollbacks,
                 "train": i in trained,
                 "upload": i in chosen,
                 "evaluate": scored,
@@ -213,12 +247,22 @@ class Server:
 
     def _about(self, round: int, client: int) -> dict[str, Any]:
         """Return what an answer has to repeat."""
-        method = method_name(self.method)
-        return {"protocol": PROTOCOL, "federation": self.record.id, "method": method, "round": round, "client": client}
+        return {
+            "protocol": PROTOCOL,
+            "federation": self.record.id,
+            "method": method_name(self.method),
+            "round": round,
+            "client": client,
+            "nonce": self._nonces[client],
+        }
 
     def _weights(self, chosen: list[int]) -> dict[int, float]:
+        """Return the weights of clients in the average; none for a draw that is too small for secure aggregation."""
+        if len(chosen) < MIN_SECURE_CLIENTS:
+            return {}
         sizes = torch.tensor([self.members[i].train_size for i in chosen], dtype=self.dtype)
-        return dict(zip(chosen, secure.shares(self.method, self.server, sizes).tolist(), strict=True)) if chosen else {}
+        weights = shares(self.method, self.server, limited(sizes, self.method, self.config))
+        return dict(zip(chosen, weights.tolist(), strict=True))
 
     def _send(self, round: int, tasks: dict[int, RecordDict]) -> Exchange:
         """Send messages to clients, and wait for the answers."""
@@ -228,12 +272,26 @@ class Server:
             for i, task in tasks.items()
         }
         exchange = send(self.grid, messages, timeout)
+        self._refuse_mismatches(round, exchange)
         for i, (facts, _) in list(exchange.replies.items()):
-            if facts.get("left"):
+            if facts.get("left") is True:
                 self.members[i].left, self.members[i].node = True, None
                 exchange.refuse(i, "has left for good")
                 self._describe()
         return exchange
+
+    def _refuse_mismatches(self, round: int, exchange: Exchange) -> None:
+        """Refuse answers to other questions."""
+        for i, (facts, _) in list(exchange.replies.items()):
+            try:
+                self._refuse_mismatch(round, i, facts)
+            except Refused as reason:
+                exchange.refuse(i, str(reason))
+
+    def _refuse_mismatch(self, round: int, client: int, facts: dict[str, Any]) -> None:
+        for name, value in self._about(round, client).items():
+            if facts.get(name) != value or type(facts.get(name)) is not type(value):
+                raise Refused(f"answered for {name} {facts.get(name)!r} instead of {value!r}")
 
     def _ask_plainly(
         self, round: int, tasks: dict[int, RecordDict], chosen: Sequence[int]
@@ -243,11 +301,10 @@ class Server:
         uploads = {}
         for i, (facts, message) in sorted(exchange.replies.items()):
             try:
-                refuse_mismatch(facts, self._about(round, i))
-                self.members[i].train_size = count(facts, "size", 1)
+                self.members[i].train_size = self.roster.train_size(i, facts, "size")
                 if i in chosen and message is not None:
                     upload = from_arrays(message.content.get("upload"), self._template(i), "upload")
-                    refuse_wild(upload, self.config.largest)
+                    refuse_wild(self.method, self.config, self.server, upload)
                     uploads[i] = upload
             except Refused as reason:
                 exchange.refuse(i, str(reason))
@@ -258,29 +315,38 @@ class Server:
     ) -> tuple[Exchange, dict[int, State]]:
         """As `_ask_plainly`, but every upload is the server's state plus the mean of all updates.
 
-        The server cannot tell a bad answer from the others, so a bad one makes all of them unusable.
+        The server cannot tell a bad update from the others, so a bad one makes all of them unusable.
         """
         exchange = self._send(round, {i: task for i, task in tasks.items() if i not in chosen})
         nodes = {node: i for i in chosen if (node := self.members[i].node) is not None}
-        by_node = {node: tasks[i] for node, i in nodes.items()}
-        mean, masked = secure.secure_mean(self.grid, round, by_node, self.config.secure_reach, self.config.timeout)
-        exchange.down, exchange.up = exchange.down + masked.down, exchange.up + masked.up
-        for node, reason in masked.refused.items():
-            exchange.refused[nodes[node]] = reason
-            self.members[nodes[node]].node = None  # ask again whether it is present
-        exchange.replies |= {nodes[node]: answer for node, answer in masked.replies.items()}
-        if mean is None:
+        if len(nodes) < MIN_SECURE_CLIENTS:
+            for i in chosen:
+                exchange.refuse(i, f"secure aggregation needs {MIN_SECURE_CLIENTS} clients, but has {len(nodes)}")
             return exchange, {}
+        weights = self._weights(sorted(chosen))
+        attempt = SecureMean(
+            self.grid, str(round), {node: weights[i] for node, i in nodes.items()}, self.server.shape,
+            self.config.secure_reach, self.config.timeout,
+            lambda node, facts: self._refuse_mismatch(round, nodes[node], facts),
+        )  # fmt: skip
+        uploads: dict[int, State] = {}
+        whole = ""
         try:
-            upload = self.server + mean.to(self.server).view_as(self.server)
-            refuse_wild(upload, self.config.largest)
-            for node, (facts, _) in masked.replies.items():
-                refuse_mismatch(facts, self._about(round, nodes[node]))
+            mean = attempt.mean({node: tasks[i] for node, i in nodes.items()}, self._needed(len(chosen)))
+            upload = self.server + mean.to(self.server)
+            refuse_wild(self.method, self.config, self.server, upload)
+            uploads = {nodes[node]: upload for node in attempt.exchange.replies}
         except Refused as reason:
-            for node in masked.replies:
-                exchange.refuse(nodes[node], f"secure aggregation as a whole: {reason}")
-            return exchange, {}
-        return exchange, {nodes[node]: upload for node in masked.replies}
+            whole = f"secure aggregation as a whole: {reason}"
+        masked = attempt.exchange
+        exchange.down, exchange.up = exchange.down + masked.down, exchange.up + masked.up
+        exchange.replies |= {nodes[node]: answer for node, answer in masked.replies.items()}
+        for node, why in masked.refused.items():
+            exchange.refused[nodes[node]] = why
+            self.members[nodes[node]].node = None  # ask again whether it is present
+        for i in nodes.values() if whole else ():
+            exchange.refuse(i, exchange.refused.get(i, whole))
+        return exchange, uploads
 
     def _template(self, client: int) -> State:
         """Return an upload of the right shapes: that of a round without steps."""
@@ -289,10 +355,3 @@ class Server:
         shard = Shard(torch.ones((), dtype=self.dtype), torch.zeros(classes, dtype=torch.int64))
         _, upload = client_round(self.method, self.model, self.method.enrol(received), received, shard, steps=())
         return upload
-
-
-def refuse_mismatch(facts: dict[str, Any], about: dict[str, Any]) -> None:
-    """Refuse an answer to another question."""
-    for name, value in about.items():
-        if facts.get(name) != value:
-            raise Refused(f"answered for {name} {facts.get(name)!r} instead of {value!r}")

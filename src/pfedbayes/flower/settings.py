@@ -20,7 +20,9 @@ from pfedbayes.runs.experiment import default_of, from_sections, method_name
 from pfedbayes.runs.sections import Evaluation
 
 Wire = Literal["float32", "float16", "bfloat16", "float64"]
-Robust = Literal["none", "median-norm", "trimmed-mean"]
+Rule = Literal["none", "median-norm", "trimmed-mean"]
+Robust = Literal["auto", "none", "median-norm", "trimmed-mean"]
+MIN_SECURE_CLIENTS = 3  # from the mean of two, each learns the other's update
 MAX_SECURE_CLIENTS = 1000  # Flower adds numbers below 2^22 modulo 2^32
 
 
@@ -48,8 +50,23 @@ class FederationConfig:
     """How often a round is tried."""
     largest: Positive[float] = 1e4
     """Refuse an upload with an entry of larger magnitude."""
-    robust: Robust = "none"
-    """Robust averaging: "median-norm" scales down long updates, "trimmed-mean" drops extreme values."""
+    largest_rho: Positive[float] = 30.0
+    """Refuse a Gaussian with an entry of rho of larger magnitude: sigma is about exp(rho) for negative rho."""
+    largest_step: Positive[float] = 100.0
+    """Refuse an upload with an entry that is farther than this from the server's, for methods that average."""
+    largest_size: AtLeastOne[float] = 10.0
+    """Count the examples of a client as at most this many times the median, in averages that are weighted by them."""
+    roster: str | None = None
+    """The file on the server's machine that names the key of each client, see `pfedbayes federation keys`."""
+    enrol: Literal["roster", "first-come"] = "roster"
+    """Without a roster: "first-come" binds each client to the key of the first node that claims its number."""
+    keep: AtLeastOne[int] = 5
+    """The number of states that the server and each node keep, to go back to with `pfedbayes federation rollback`."""
+    robust: Robust = "auto"
+    """Robust averaging: "median-norm" scales down long updates, "trimmed-mean" drops extreme values.
+
+    "auto" is "median-norm" for methods that average, and "none" for others and with secure or privacy_noise.
+    """
     trim: Annotated[float, Interval(at_least=0, less_than=0.5)] = 0.2
     """The share of the largest and of the smallest values that "trimmed-mean" drops from every entry."""
     privacy_noise: NonNegative[float] = 0.0
@@ -71,21 +88,40 @@ class FederationConfig:
         check(self)
         if self.min_replies is not None and not 1 <= self.min_replies <= self.clients:
             raise ValueError(f"min_replies must be between 1 and clients = {self.clients}, got {self.min_replies}")
-        if self.privacy_noise and self.robust != "none":
+        if self.privacy_noise and self.robust not in ("none", "auto"):
             raise ValueError("privacy_noise clips updates itself and needs a plain mean: leave robust out")
-        if self.secure and not 3 <= self.clients <= MAX_SECURE_CLIENTS:
+        if self.secure and not MIN_SECURE_CLIENTS <= self.clients <= MAX_SECURE_CLIENTS:
             raise ValueError(
-                f"secure needs 3 to {MAX_SECURE_CLIENTS} clients, got {self.clients}: the mean of two "
-                "reveals each one's update to the other, and Flower's sums overflow with more"
+                f"secure needs {MIN_SECURE_CLIENTS} to {MAX_SECURE_CLIENTS} clients, got {self.clients}: the mean of "
+                "two reveals each one's update to the other, and Flower's sums overflow with more"
             )
-        if self.secure and (self.privacy_noise or self.robust != "none"):
+        if self.secure and (self.privacy_noise or self.robust not in ("none", "auto")):
             raise ValueError("secure shows the server no single update: leave robust and privacy_noise out")
+
+    def rule(self, method: Method) -> Rule:
+        """Return how uploads of this method are made robust."""
+        if self.robust != "auto":
+            return self.robust
+        return "median-norm" if method.about.averages and not (self.secure or self.privacy_noise) else "none"
 
 
 # Settings that may change between two starts of one federation, because its results do not depend on them.
 OPERATION = {
     "training": {"rounds"},
-    "federation": {"out", "states", "timeout", "wait", "min_replies", "attempts", "largest"},
+    "federation": {
+        "out",
+        "states",
+        "timeout",
+        "wait",
+        "min_replies",
+        "attempts",
+        "largest",
+        "largest_rho",
+        "largest_step",
+        "roster",
+        "enrol",
+        "keep",
+    },
 }
 SECTIONS = ("method", "training", "evaluation", "federation")
 
@@ -129,7 +165,8 @@ class Settings:
         """Return how many uploads a round needs if it asks this many clients."""
         if self.method.needs.all_clients:
             return self.federation.clients
-        return self.federation.min_replies or asked // 2 + 1
+        least = MIN_SECURE_CLIENTS if self.federation.secure else 0
+        return max(least, self.federation.min_replies or asked // 2 + 1)
 
 
 def _identity(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -175,8 +212,14 @@ def from_run_config(run_config: Mapping[str, Any]) -> Settings:
         raise UserError(f"{method.about.title} needs the data of all clients in one place: choose another method")
     if experiment.evaluation.clients is not None:
         raise UserError("every node evaluates itself on Flower: leave evaluation.clients out")
-    if not method.about.averages and (federation.robust != "none" or federation.privacy_noise or federation.secure):
+    changes = federation.robust not in ("none", "auto") or federation.privacy_noise or federation.secure
+    if not method.about.averages and changes:
         raise UserError(
             f"{method.about.title} does not average uploads: leave federation.robust, .privacy_noise and .secure out"
+        )
+    participants = experiment.training.participants
+    if federation.secure and participants is not None and participants < MIN_SECURE_CLIENTS:
+        raise UserError(
+            f"training.participants is {participants}, but federation.secure needs {MIN_SECURE_CLIENTS}: raise it"
         )
     return Settings(method, experiment.training, experiment.evaluation, federation)

@@ -1,8 +1,11 @@
-"""A client's memory on its own node: its state after the last two rounds, each in a file that is written atomically.
+"""A client's memory on its own node: its states after the last rounds, each in a file that is written atomically.
 
 round-000007.safetensors   the state after round 7: tensors, and in the header as JSON what they belong to
 round-000006.safetensors   the state before, from which round 7 is repeated if the server asks for it again
+…                          earlier ones, to which the client goes back if the server does
 left.json                  the client has left for good
+
+Only the user that runs the node can read them.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +24,12 @@ from pfedbayes.errors import UserError
 from pfedbayes.files.checksums import note_unchecked
 from pfedbayes.files.reading import parse_json
 from pfedbayes.files.tensors import open_tensors, tensor_bytes
+from pfedbayes.files.writing import open_to_write
 
 LEFT = "left.json"
 SUFFIX = ".safetensors"
 ABOUT = "about"
+PRIVATE = 0o600  # permissions of files; of folders with the right to enter
 
 
 class Generation(NamedTuple):
@@ -36,6 +41,8 @@ class Generation(NamedTuple):
     about: dict[str, Any]
     """The federation, settings and data that it belongs to."""
     tensors: dict[str, Tensor]
+    rollbacks: int = 0
+    """How often the server had gone back to an earlier state when this one was trained."""
 
 
 class StateFolder:
@@ -49,7 +56,8 @@ class StateFolder:
         """Handle one message at a time: a node may still work on a round that the server has given up."""
         with runs.writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".lock").open("w")
+            self.path.chmod(PRIVATE | 0o100)
+            lock = open_to_write(self.path / ".lock", mode=PRIVATE)
         with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -79,14 +87,21 @@ class StateFolder:
                 note_unchecked(str(self.path))
             if not isinstance(about, dict) or type(about.get("previous")) is not int:
                 raise ValueError("it does not say which round it follows")
-            return Generation(round, about.pop("previous"), about, file.tensors())
+            rollbacks = about.pop("rollbacks", 0)
+            if type(rollbacks) is not int or rollbacks < 0:
+                raise ValueError("it does not say how often the server had gone back")
+            return Generation(round, about.pop("previous"), about, file.tensors(), rollbacks)
 
-    def start_of(self, round: int, last: int) -> Generation | None:
+    def start_of(self, round: int, last: int, rollbacks: Sequence[int] = ()) -> Generation | None:
         """Return the state that a round starts from; None for a client that takes part for the first time.
 
-        last: the last round whose upload the server has used.
+        last: the last round whose upload the server has used; rollbacks: the rounds to which the server has gone back.
+        A client goes back with it, to the last state that still counts, and begins anew if it has kept none.
         """
-        kept = self.rounds()
+        every = self.rounds()
+        kept = [number for number in every if self._counts(number, rollbacks)]
+        if every and not kept:
+            return None
         if (kept or [0])[-1] < last:
             found = f"is of round {kept[-1]}" if kept else "is missing"
             raise UserError(
@@ -103,12 +118,19 @@ class StateFolder:
             )
         return None
 
-    def write(self, generation: Generation) -> None:
-        """Write a state, and keep the one that it was trained from."""
-        about = generation.about | {"previous": generation.previous}
+    def _counts(self, round: int, rollbacks: Sequence[int]) -> bool:
+        """Return whether the server has not gone back to before a state."""
+        if all(round <= to for to in rollbacks):
+            return True
+        return all(round <= to for to in rollbacks[self.read(round).rollbacks :])
+
+    def write(self, generation: Generation, keep: int = 2) -> None:
+        """Write a state, and keep the one that it was trained from and earlier ones, `keep` states in all."""
+        about = generation.about | {"previous": generation.previous, "rollbacks": generation.rollbacks}
         content = tensor_bytes(generation.tensors, {"format": str(runs.FORMAT), ABOUT: json.dumps(about)})
-        runs.write_file(self.path / _name(generation.round), content)
-        self._keep(generation.round, generation.previous)
+        runs.write_file(self.path / _name(generation.round), content, mode=PRIVATE)
+        earlier = [round for round in self.rounds() if round <= generation.previous and round < generation.round]
+        self._keep(generation.round, *earlier[-max(1, keep - 1) :])
 
     def _keep(self, *kept: int) -> None:
         """Delete all other states, and unfinished files of a process that was killed."""
@@ -123,7 +145,7 @@ class StateFolder:
         if not self.path.is_dir():
             raise UserError(f"there is no folder {self.path}: pass the state-dir of the node that leaves")
         with self.locked():
-            runs.write_file(self.path / LEFT, json.dumps({"left": runs.now()}) + "\n")
+            runs.write_file(self.path / LEFT, json.dumps({"left": runs.now()}) + "\n", mode=PRIVATE)
             self._keep()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from pfedbayes import runs
 from pfedbayes.data import load_shards
 from pfedbayes.engine.federation import Federation
 from pfedbayes.errors import UserError
+from pfedbayes.files.checksums import dump_json
 from pfedbayes.maths.metrics import entropy, log_average, mutual_information
 from pfedbayes.runs.experiment import Experiment, build_federation
 
@@ -25,10 +25,10 @@ DIGITS = 4
 def write(experiment: Experiment, path: Path, device: str = "auto", data_dir: Path | None = None) -> None:
     """Train and write the measurements to a JSON file."""
     runs.refuse_folder(path)  # before training
-    content = json.dumps(measure(experiment, device, data_dir), indent=1)
+    content = dump_json(measure(experiment, device, data_dir), indent=1)
     with runs.writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    runs.write_file(path, content + "\n")
+    runs.write_file(path, content)
 
 
 def measure(experiment: Experiment, device: str = "auto", data_dir: Path | None = None) -> dict[str, Any]:

@@ -22,8 +22,13 @@ def lead(run: Run) -> list[str]:
         f"Every client was a node. In an average round the server sent {down:.2f} MB to the nodes and received "
         f"{up:.2f} MB. The median round took {statistics.median_high(_seconds(rounds)):.1f} s."
     ]
-    if repeated := len([entry for entry in run.journal if not entry.taken]):
+    if repeated := len([entry for entry in run.journal if entry.attempt and not entry.taken]):
         sentences.append(f"{repeated} attempts had too few usable uploads and were repeated.")
+    sentences += [
+        f"The operator went back from round {entry.rolled_back_from} to round {entry.round}."
+        for entry in run.journal
+        if entry.rolled_back_from is not None
+    ]
     if left := run.info.federation.left:
         sentences.append(f"{', '.join(left)} left for good and deleted the state on the node.")
     if epsilon := rounds[-1].epsilon:
@@ -34,6 +39,29 @@ def lead(run: Run) -> list[str]:
     if not _refused(run):
         sentences.append("Nothing was refused.")
     return sentences
+
+
+def journal_lines(run: Run) -> list[str]:
+    """Return the journal as lines of text, for an auditor."""
+    return [f"{entry.time or 'at an unknown time'}: {'; '.join(_describe(entry))}" for entry in run.journal]
+
+
+def _describe(entry: JournalEntry) -> list[str]:
+    """Return what happened, as parts of a sentence."""
+    if entry.rolled_back_from is not None:
+        return [f"the operator went back from round {entry.rolled_back_from} to round {entry.round}"]
+    what = f"round {entry.round}, attempt {entry.attempt}" if entry.attempt else f"scores after round {entry.round}"
+    if entry.attempt and not entry.taken:
+        what += f": not taken, {entry.uploads} usable uploads"
+    elif entry.attempt:
+        rule = f" ({entry.robust})" if entry.robust and entry.robust != "none" else ""
+        what += f": averaged{rule} from {', '.join(entry.used) if entry.used else f'{entry.uploads} uploads'}"
+    parts = [what, *(f"{name} joined with {key}" for name, key in (entry.joined or {}).items())]
+    parts += [f"refused {name}: {reason}" for name, reason in entry.refused.items()]
+    parts += [f"{name} began anew" for name in entry.began_anew or []]
+    if entry.left:
+        parts.append(f"left for good: {', '.join(entry.left)}")
+    return parts
 
 
 def refused(run: Run) -> list[tuple[str, list[str]]]:

@@ -189,7 +189,7 @@ def _read_lines(path: Path, cls: type[T], checked: bool, length: int | None = No
 
 
 def read_checkpoint(folder: Path, name: str = STATE) -> Checkpoint | None:
-    """Read the last checkpoint; None if the run was stopped before its first one."""
+    """Read the last checkpoint, or a kept one; None if there is none, as before the first one."""
     path = folder / name
     if not _exists(path):
         return None
@@ -280,18 +280,22 @@ class Writer:
             aside.replace(self.folder / FINISHED)
 
     def checkpoint(
-        self, tensors: Mapping[str, Tensor | Rows], round: int, seconds: float, best: Best | None = None
+        self,
+        tensors: Mapping[str, Tensor | Rows],
+        round: int,
+        seconds: float,
+        best: Best | None = None,
+        log_bytes: int | None = None,
     ) -> None:
-        """Save the state after a round, the length of the log and the best round so far."""
+        """Save the state after a round, the length of the log and the best round so far.
+
+        log_bytes: the length of the log that belongs to the state; None for its length now.
+        """
         path = self.folder / LOG
         with writing(self.folder, RESUME), open_to_write(path) as file:
             os.fsync(file.fileno())
-        meta = {
-            "format": str(FORMAT),
-            "round": str(round),
-            "seconds": repr(seconds),
-            "log_bytes": str(path.stat().st_size),
-        }
+        length = path.stat().st_size if log_bytes is None else log_bytes
+        meta = {"format": str(FORMAT), "round": str(round), "seconds": repr(seconds), "log_bytes": str(length)}
         if best:
             meta |= {"best_round": str(best.round), "best_loss": repr(best.loss)}
             tensors = {**tensors, **{BEST + name: tensor for name, tensor in best.tensors.items()}}

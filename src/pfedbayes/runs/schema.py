@@ -70,6 +70,10 @@ class FederationInfo:
     """The settings on which results depend, by "section.key"."""
     left: list[str]
     """Names of the clients that have left for good."""
+    keys: list[str | None] | None = field(default=None, metadata=OMIT_NONE)
+    """Fingerprint of the key that each client is bound to; None for simulated nodes."""
+    rollbacks: list[int] | None = field(default=None, metadata=OMIT_NONE)
+    """The rounds to which the operator has gone back, in the order of time."""
 
     @property
     def privacy_delta(self) -> float:
@@ -257,7 +261,7 @@ class JournalEntry:
 
     round: int
     attempt: int
-    """Counted from 1; 0 for the final scoring, which trains nothing."""
+    """Counted from 1; 0 for the final scoring and for a rollback, which train nothing."""
     seconds: float
     """Seconds of work since the start of the run."""
     down: float
@@ -275,3 +279,15 @@ class JournalEntry:
     """Names of the clients that have left for good."""
     epsilon: float | None = field(default=None, metadata=OMIT_NONE)
     """With differential privacy: the ε spent so far."""
+    time: str | None = field(default=None, metadata=OMIT_NONE)
+    """When the entry was written, in UTC."""
+    robust: str | None = field(default=None, metadata=OMIT_NONE)
+    """How uploads were made robust: "none", "median-norm" or "trimmed-mean"."""
+    used: list[str] | None = field(default=None, metadata=OMIT_NONE)
+    """Names of the clients whose uploads the server used."""
+    joined: dict[str, str] | None = field(default=None, metadata=OMIT_NONE)
+    """Clients that have joined, with the fingerprints of their keys."""
+    began_anew: list[str] | None = field(default=None, metadata=OMIT_NONE)
+    """Clients that had kept no state from before a rollback."""
+    rolled_back_from: int | None = field(default=None, metadata=OMIT_NONE)
+    """For a rollback: the round that the server had reached. It went back to `round`."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from pfedbayes import runs
 from pfedbayes.errors import UserError
+from pfedbayes.files.checksums import BLANK, FIELD, seal
 from pfedbayes.files.writing import open_to_write
 from pfedbayes.runs.resume import other_config
 from pfedbayes.sweep import scores
@@ -40,7 +41,7 @@ def write_results(path: Path, results: Results) -> None:
     lines = ",\n".join(json.dumps(record, allow_nan=False, ensure_ascii=False) for record in records)
     with runs.writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    runs.write_file(path, f"[\n{lines}\n]\n")
+    runs.write_file(path, seal(f'{{"{FIELD}": "{BLANK}", "records": [\n{lines}\n]}}') + "\n")
 
 
 def result_file(out: Path, name: str) -> Path:

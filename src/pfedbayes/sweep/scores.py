@@ -30,7 +30,8 @@ from typing import Any
 import numpy as np
 
 from pfedbayes.evaluation.estimators import MODELS
-from pfedbayes.files.reading import NUMBER, Kinds, read_json, require_keys
+from pfedbayes.files.checksums import check_json
+from pfedbayes.files.reading import NUMBER, Kinds, parse_json, read_bytes, reading, require_keys
 from pfedbayes.methods import METHODS
 from pfedbayes.report import tables
 from pfedbayes.report.tables import Floats
@@ -55,8 +56,13 @@ OLD_NAMES = {"best_700_800": "window_best", "mean_700_800": "window_mean"}
 
 def read_records(path: Path) -> list[Record]:
     """Read the records of a file, older ones under the names of today."""
-    remedy = "give a file that pfedbayes sweep has written, or none"
-    found: list[Record] = read_json(path, "the results of a sweep", _check, remedy)
+    with reading(path, "give a file that pfedbayes sweep has written, or none", "does not hold the results of a sweep"):
+        text = read_bytes(path)
+        content = parse_json(text)
+        if isinstance(content, dict) and check_json(text):
+            content = content.get("records")  # earlier versions wrote the list alone
+        _check(content)
+    found: list[Record] = content
     return found
 
 

@@ -1,0 +1,1 @@
+"""Bad inputs, generated from seeds, for everything that reads something: see `python -m tests.fuzz --help`."""
