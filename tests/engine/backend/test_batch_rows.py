@@ -123,6 +123,15 @@ class TestViews:
         steps = (rows % 2).reshape(len(rows), -1)
         assert len({step.tobytes() for step in steps}) == len(steps)
 
+    def test_a_view_is_drawn_by_its_name(self):
+        moved = dataclasses.replace(self.MOVED, rounds=1)
+        ours = self.federation_of_images(METHODS["perfedavg"](), seeds=(7, 9), training=moved)
+        chosen = choose(ours.setup, 3)
+        rows = lay_out(ours.setup, 3, chosen, ours.state.cursors).rows
+        for (step, batch, place, example), row in np.ndenumerate(rows):
+            seed, client = (7, 9)[chosen.members[place] // 5], chosen.members[place] % 5
+            assert row % 18 == key(seed, Purpose.VIEW, 3, client, step, batch, example) % 18
+
     def test_all_views_come_about_equally_often(self):
         rows = batches(self.federation_of_images(FedAvg(), seeds=tuple(range(40)), training=self.MOVED)).rows
         counts = np.bincount((rows % 18).ravel(), minlength=18) / rows.size
