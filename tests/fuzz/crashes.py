@@ -25,6 +25,7 @@ from .forks import Ended, command, in_child, preload, spread
 RUN = ["run", *BLOBS, *TINY, "--set", "data.validation=0.2", "--set", "execution.checkpoint_seconds=0", "--out", "run"]
 MORE = ["--set", "training.rounds=3", "--set", "training.participants=2"]
 KILLS = 5  # in one play
+TIMES = ("seconds", "commit", "source", "checksum")  # what two equal sweeps may differ in
 IN_FILE = ["--set", "training.train=chosen", "--set", "execution.resting=file"]
 
 
@@ -73,7 +74,7 @@ def of_sweep(folder: Path) -> Any:
     """Return the results of a sweep, without times."""
     records = json.loads((folder / "results.json").read_text())
     plain = records if isinstance(records, list) else records["records"]
-    return [{key: value for key, value in record.items() if key not in ("seconds", "checksum")} for record in plain]
+    return [{key: value for key, value in record.items() if key not in TIMES} for record in plain]
 
 
 def _hash(content: bytes) -> str:
@@ -229,7 +230,9 @@ def play_failure(bench: Bench, known: dict[str, Undisturbed], name: str, way: Wa
     scenario = SCENARIOS[name]
     folder = bench.fresh(scenario)
     ended = bench.call(folder, scenario, Disk(folder / "work", way, at))
-    kind = {0: "went on", 2: "refused", -9: "killed"}.get(1 if ended.code is None else ended.code, "crashed")
+    refused = (1, 2) if scenario.command[0] == "sweep" else (2,)  # a sweep goes on without the cell
+    kinds = {0: "went on", -9: "killed"} | dict.fromkeys(refused, "refused")
+    kind = kinds.get(99 if ended.code is None else ended.code, "crashed")
     try:
         if kind == "crashed" or "Traceback" in ended.err:
             raise Trouble(f"exit code {ended.code}: {ended.err.strip()[-600:]}")

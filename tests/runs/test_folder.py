@@ -259,6 +259,25 @@ def test_a_linked_lock_or_log_is_not_written_to(tmp_path):
     assert victim.read_text() == "precious"
 
 
+def test_a_pipe_is_not_written_to(writer, tmp_path):
+    os.mkfifo(writer.folder / runs.LOG)
+    with pytest.raises(UserError, match="cannot write to"):
+        writer.append(runs.RoundRecord(1, 0.5))
+    (tmp_path / "other").mkdir()
+    os.mkfifo(tmp_path / "other" / ".lock")
+    with pytest.raises(UserError, match="cannot write to"):
+        runs.Writer(tmp_path / "other")
+
+
+def test_a_result_that_cannot_be_cleared_away_is_one_line(writer, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Path, "unlink", fail)
+    with pytest.raises(UserError, match="Input/output error"):
+        writer.write_summary(runs.Summary(rounds=1, seconds=0.5, estimator="mean"))
+
+
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir], ids=["pipe", "folder"])
 def test_what_is_no_file_is_refused_without_waiting(writer, make):
     (whole_folder(writer) / runs.SUMMARY).unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -44,8 +45,14 @@ def replacing(path: Path, hint: str = "", mode: int = 0o666) -> Iterator[BinaryI
 
 
 def open_to_write(path: Path, flags: int = os.O_WRONLY | os.O_APPEND, mode: int = 0o666) -> BinaryIO:
-    """Open a file to write to it, by default at its end; create it if it is missing. Do not follow a symbolic link."""
-    descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    """Open a file to write to it, by default at its end; create it if it is missing.
+
+    Do not follow a symbolic link, and raise OSError for anything but a regular file, such as a pipe, at once.
+    """
+    descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(None, "it is not a file")
     return os.fdopen(descriptor, "r+b" if flags & os.O_RDWR else "wb")
 
 

@@ -234,9 +234,10 @@ class Writer:
 
     def close(self) -> None:
         """Unlock the folder; delete it if nothing was written to it."""
-        if [path.name for path in self.folder.iterdir()] == [".lock"]:
-            (self.folder / ".lock").unlink()
-            self.folder.rmdir()
+        with contextlib.suppress(OSError):  # it is only tidying up
+            if [path.name for path in self.folder.iterdir()] == [".lock"]:
+                (self.folder / ".lock").unlink()
+                self.folder.rmdir()
         self._lock.close()
 
     def write(self, name: str, content: str | bytes) -> None:
@@ -250,7 +251,8 @@ class Writer:
     def write_summary(self, summary: Summary) -> None:
         """Write summary.json, which marks the run as finished."""
         self.write(SUMMARY, dump_json(to_json(summary), indent=1))
-        (self.folder / FINISHED).unlink(missing_ok=True)
+        with writing(self.folder, RESUME):
+            (self.folder / FINISHED).unlink(missing_ok=True)
 
     def append(self, record: RoundRecord | JournalEntry) -> None:
         """Add a line to the log of its kind."""

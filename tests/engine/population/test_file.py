@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import random
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -109,10 +108,22 @@ def test_reads_and_writes_that_do_less_than_asked_are_gone_on_with(monkeypatch):
     assert same_bits(population.get([2, 1], fresh), states([20, 10]))
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
-def test_a_full_disk_is_one_clear_line():
+def test_a_full_disk_is_one_clear_line(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwritev", full)
     with pytest.raises(UserError, match="No space left on device"):
-        in_file(Path("/dev/full")).put([1], states([10]))
+        in_file(tmp_path / "clients.bin").put([1], states([10]))
+
+
+def test_a_pipe_or_a_link_is_not_written_to(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for name in ("pipe", "link"):
+        with pytest.raises(UserError, match="cannot write"):
+            in_file(tmp_path / name).put([1], states([10]))
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_an_unwritable_folder_is_one_clear_line(tmp_path, monkeypatch):

@@ -47,7 +47,11 @@ def run_folder(shop: Workshop) -> Trial:
     files = sorted(path for path in run.rglob("*") if path.is_file())
     chosen = rng.sample(files, rng.choice([1, 1, 1, 2]))
     titles = [change(rng, path, outside) for path in chosen]
-    return Trial(f"{name}: {', '.join(titles)}", uses(shop, run, name), keep_if_refused=[run])
+    commands = uses(shop, run, name)
+    kept = [run]
+    if commands[0][0] == "run" and any(path.name == "report.html" for path in chosen):
+        kept = []  # the run itself goes on before its page is refused
+    return Trial(f"{name}: {', '.join(titles)}", commands, keep_if_refused=kept)
 
 
 def _hostile(shop: Workshop, run: Path, name: str) -> Trial:

@@ -32,8 +32,8 @@ def secure_reply(shop: Workshop) -> Trial:
 def _grid(shop: Workshop, method: str, secure: bool) -> tuple[Any, list[str]]:
     """Return a federation with a liar, and a list to which it adds what it does."""
     rng = shop.rng
-    config = run_config(shop.folder, method, training__rounds=1, federation__timeout=0.25, federation__secure=secure,
-                        federation__attempts=2)  # fmt: skip
+    others = {"federation__timeout": 0.25, "federation__secure": secure, "federation__attempts": 2}
+    config = run_config(shop.folder, method, training__rounds=rng.choice([1, 1, 2]), **others)
     del config["training.participants"]
     grid = FakeGrid(config)
     kind = rng.choice(["train"] * 4 + ["query", "finish", "all"])

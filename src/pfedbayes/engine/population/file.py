@@ -21,6 +21,7 @@ from torch import Tensor
 from pfedbayes.engine.population.base import HOST, Population, staging, to_host
 from pfedbayes.errors import UserError
 from pfedbayes.files.tensors import Rows
+from pfedbayes.files.writing import open_to_write
 from pfedbayes.maths.trees import leaves, tree_map
 from pfedbayes.methods.base import State
 
@@ -116,12 +117,12 @@ class FilePopulation(Population):
     def _open(self) -> int:
         """Return the descriptor to write to."""
         if self._own is None:
-            with self._file_errors("write"):
-                if self._path is None:
-                    with tempfile.TemporaryFile() as file:
-                        descriptor = os.dup(file.fileno())
-                else:
-                    descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            path = self._path
+            with (
+                self._file_errors("write"),
+                open_to_write(path, os.O_RDWR) if path else tempfile.TemporaryFile() as file,
+            ):
+                descriptor = os.dup(file.fileno())
             self._descriptors.append(descriptor)
             _lock(descriptor, fcntl.LOCK_EX, self._path)
             self._own = descriptor
@@ -155,7 +156,7 @@ class FilePopulation(Population):
         aside = path.with_name(f".{path.name}.part")
         buffer = memoryview(bytearray(self._row_bytes))
         try:
-            with self._file_errors("write"), aside.open("wb") as file:
+            with self._file_errors("write"), open_to_write(aside, os.O_WRONLY | os.O_TRUNC) as file:
                 for descriptor, row in self._place.values():
                     self._move(os.preadv, descriptor, row, [buffer])
                     file.write(buffer)
