@@ -28,8 +28,8 @@ PAIRS = (
 )  # fmt: skip
 SWAPPED = {a: b for pair in PAIRS for a, b in (pair, pair[::-1])}
 DROPPED = {"abs", "sqrt", "rsqrt", "square", "reciprocal", "cumsum", "softmax", "log_softmax"}
-# Keyword arguments that say nothing on a CPU, or only that lengths are equal.
-WITHOUT_EFFECT = {"strict", "device", "dtype"}
+# Keyword arguments that say nothing on a CPU, only that lengths are equal, or where a warning points to.
+WITHOUT_EFFECT = {"strict", "device", "dtype", "stacklevel"}
 
 
 class Mutation(NamedTuple):

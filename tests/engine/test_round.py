@@ -4,11 +4,12 @@ import dataclasses
 
 import pytest
 
-from federations import EXACT, SIZES, TRAINING, copy, federation, same_bits, trained
+from federations import EXACT, SIZES, TRAINING, copy, difference, federation, same_bits, trained
 from pfedbayes.engine.backend.executor import Executor
 from pfedbayes.engine.participation import choose
 from pfedbayes.engine.population import HOST, DevicePopulation
 from pfedbayes.engine.round import aggregate, download, train_round
+from pfedbayes.errors import Diverged
 from pfedbayes.maths.trees import pick
 from pfedbayes.methods import FedAvg, PFedBayes
 
@@ -43,3 +44,22 @@ def test_the_server_averages_the_chosen_among_those_that_train():
     expected = ours.method.aggregate(ours.servers[0], few, sizes, None)
     assert same_bits(servers, (expected,))
     assert optimizers == ()
+
+
+@pytest.mark.parametrize("participants", [None, 3])
+def test_seeds_that_are_trained_together_end_as_each_alone(participants):
+    training = dataclasses.replace(TRAINING, participants=participants)
+    together = trained(FedAvg(), 2, training=training, seeds=(1, 2))
+    for s, seed in enumerate((1, 2)):
+        alone = trained(FedAvg(), 2, training=training, seeds=(seed,))
+        assert difference(together.servers[s], alone.servers[0]) < 1e-12
+
+
+def test_a_round_in_which_a_client_diverges_is_not_taken():
+    ours = federation(FedAvg(eta=1e308))
+    before = copy(ours.servers)
+    with pytest.raises(Diverged, match=r"round 1: site . has become non-finite"):
+        for _ in ours.rounds(3):
+            pass
+    assert (ours.round, ours.population.enrolled) == (0, [])
+    assert same_bits(ours.servers, before)

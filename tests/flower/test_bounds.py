@@ -2,6 +2,7 @@
 
 import json
 import stat
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +14,9 @@ from test_faults import LIAR, change_facts, change_upload, journal
 
 from federations import difference
 from pfedbayes import UserError, runs
-from pfedbayes.flower.bounds import refuse_unusable
+from pfedbayes.flower.bounds import refuse_unusable, refuse_wild
 from pfedbayes.flower.combine import combine, limited
-from pfedbayes.flower.messages import FACTS, RAW, Refused, content, facts_of
+from pfedbayes.flower.messages import FACTS, LARGEST_COUNT, RAW, Refused, content, facts_of
 from pfedbayes.flower.settings import FederationConfig, from_run_config
 from pfedbayes.flower.state import StateFolder
 from pfedbayes.methods.fedavg import FedAvg
@@ -275,3 +276,50 @@ def test_honest_uploads_pass_the_bounds(tmp_path):
         == 0
     )
     assert isinstance(server.method, PFedBayes)
+
+
+class TestOneUpload:
+    """The borders of each bound, by hand."""
+
+    config = FederationConfig(3, largest=8.0, largest_rho=4.0, largest_step=2.0)
+    alone = SimpleNamespace(about=SimpleNamespace(averages=False, gaussian=False))
+
+    def refused(self, method, upload, reason, server=0.0):
+        with pytest.raises(Refused, match=reason):
+            refuse_wild(method, self.config, torch.full((2, 2), server), upload)
+
+    @pytest.mark.parametrize("counts", [[0], [0, LARGEST_COUNT], [5, 3], []])
+    def test_counts_that_can_be(self, counts):
+        refuse_wild(self.alone, self.config, (), (torch.tensor(counts, dtype=torch.int64),))
+
+    @pytest.mark.parametrize("counts", [[-1], [LARGEST_COUNT + 1], [3, -1], [0, 3, LARGEST_COUNT + 1]])
+    def test_counts_that_cannot_be(self, counts):
+        self.refused(self.alone, (torch.tensor(counts),), f"impossible counts: {min(counts)} to {max(counts)}")
+
+    def test_numbers_up_to_the_largest(self):
+        refuse_wild(self.alone, self.config, (), (torch.tensor([8.0, -8.0]), torch.empty(0)))
+        for value in (8.001, -8.001):
+            upload = (torch.zeros(1), torch.tensor([0.0, value]))
+            self.refused(self.alone, upload, r"^upload\.1 has an entry of magnitude 8")
+        for value in (torch.nan, torch.inf):
+            self.refused(self.alone, torch.tensor([0.0, value]), "^upload is not finite$")
+
+    def test_rho_and_the_distance_from_the_server(self):
+        gaussian, plain = PFedBayes(), FedAvg()
+        for upload, reason in (
+            ([[7.0, 0.0], [0.0, 4.0]], None),
+            ([[7.0, 0.0], [0.0, -4.001]], "its rho has an entry of magnitude 4"),
+        ):
+            server = torch.tensor(upload)
+            if reason is None:
+                refuse_wild(gaussian, self.config, server, server)
+            else:
+                with pytest.raises(Refused, match=reason):
+                    refuse_wild(gaussian, self.config, server, server)
+                refuse_wild(plain, self.config, server, server)
+        near = torch.tensor([[2.0, -2.0], [0.0, 0.0]])
+        refuse_wild(gaussian, self.config, torch.zeros(2, 2), near)
+        refuse_wild(self.alone, self.config, torch.zeros(2, 2), 3 * near)
+        for sign in (1.001, -1.001):
+            self.refused(gaussian, sign * near, "its distance from the server has an entry of magnitude 2")
+        self.refused(plain, torch.full((2, 2), 7.0), "its distance from the server has an entry of magnitude 14", -7.0)

@@ -168,12 +168,12 @@ def test_wide_clips_and_no_noise_are_the_plain_average():
 
 
 def test_an_update_that_is_no_gaussian_is_clipped_as_a_whole():
-    server, uploads = torch.zeros(2, 2).double(), [torch.tensor([[3.0, 0.0], [0.0, 4.0]]).double()] * 3
+    update = torch.tensor([[3.0, 0.0], [0.0, 4.0]]).double()
     config = FederationConfig(3, privacy_noise=1e-12, privacy_clip=1.0, privacy_clip_rho=1e-3)
-    clipped = combine(FedAvg(), config, server, uploads, SIZES[:3], CLIENTS[:3])
-    assert clipped.tolist() == [pytest.approx([0.6, 0.0], abs=1e-9), pytest.approx([0.0, 0.8], abs=1e-9)]
-    gaussian = combine(PFedBayes(), config, server, uploads, SIZES[:3], CLIENTS[:3])
-    assert gaussian.tolist() == [pytest.approx([1.0, 0.0], abs=1e-9), pytest.approx([0.0, 1e-3], abs=1e-9)]
+    whole = combine(FedAvg(), config, torch.zeros(4).double(), [update.flatten()] * 3, SIZES[:3], CLIENTS[:3])
+    assert whole.tolist() == pytest.approx([0.6, 0.0, 0.0, 0.8], abs=1e-9)
+    parts = combine(PFedBayes(), config, torch.zeros(2, 2).double(), [update] * 3, SIZES[:3], CLIENTS[:3])
+    assert parts.flatten().tolist() == pytest.approx([1.0, 0.0, 0.0, 1e-3], abs=1e-9)
 
 
 @pytest.mark.parametrize(

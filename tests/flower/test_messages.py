@@ -13,14 +13,16 @@ from pfedbayes.flower import messages
 from pfedbayes.flower.messages import (
     FACTS,
     LARGEST_COUNT,
+    LONGEST_FACTS,
     PROTOCOL,
     RAW,
     Refused,
     content,
+    count_of,
     facts_of,
     from_arrays,
     num_bytes,
-    refuse_wild,
+    parse_facts,
     to_arrays,
 )
 
@@ -135,29 +137,21 @@ def test_the_wire_knows_these_types():
     assert all(str(kind) == f"torch.{name}" for name, kind in messages.TYPES.items())
 
 
-class TestRefuseWild:
-    @pytest.mark.parametrize("counts", [[0], [0, LARGEST_COUNT], [5, 3], []])
-    def test_counts_that_can_be(self, counts):
-        refuse_wild((torch.tensor(counts, dtype=torch.int64),), 1.0)
+@pytest.mark.parametrize("least", [0, 1])
+def test_counts_are_whole_numbers_up_to_a_billion(least):
+    assert LARGEST_COUNT == 10**9
+    for value in (least, 7, LARGEST_COUNT):
+        assert count_of({"size": value}, "size", least) == value
+    for value in (least - 1, LARGEST_COUNT + 1, 3.0, "3", True, None):
+        with pytest.raises(Refused, match=f"^its size is {value}$"):
+            count_of({"size": value}, "size", least)
+    with pytest.raises(Refused, match="its size is None"):
+        count_of({}, "size", least)
 
-    @pytest.mark.parametrize("counts", [[-1], [LARGEST_COUNT + 1], [3, -1], [0, 3, LARGEST_COUNT + 1]])
-    def test_counts_that_cannot_be(self, counts):
-        with pytest.raises(Refused, match=f"impossible counts: {min(counts)} to {max(counts)}"):
-            refuse_wild((torch.tensor(counts),), 1.0)
 
-    def test_the_largest_count_is_a_trillion(self):
-        assert LARGEST_COUNT == 10**12
-
-    @pytest.mark.parametrize("values", [[2.0, -2.0], [0.0], []])
-    def test_numbers_up_to_the_largest(self, values):
-        refuse_wild((torch.zeros(1), torch.tensor(values)), 2.0)
-
-    @pytest.mark.parametrize("value", [2.001, -2.001])
-    def test_numbers_beyond_it(self, value):
-        with pytest.raises(Refused, match=r"upload\.1 has an entry of magnitude 2, more than federation\.largest = 2"):
-            refuse_wild((torch.zeros(1), torch.tensor([0.0, value])), 2.0)
-
-    @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-    def test_numbers_that_are_none(self, value):
-        with pytest.raises(Refused, match="upload is not finite"):
-            refuse_wild(torch.tensor([0.0, value]), torch.inf)
+def test_facts_have_a_largest_length():
+    text = json.dumps({"protocol": PROTOCOL, "more": ""})
+    full = text[:-2] + "x" * (LONGEST_FACTS - len(text)) + text[-2:]
+    assert len(parse_facts(full)) == 2
+    with pytest.raises(Refused, match="no facts that pfedbayes can read"):
+        parse_facts(full + " ")

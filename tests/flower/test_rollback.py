@@ -143,6 +143,19 @@ def test_a_rollback_that_is_killed_leaves_one_state_or_the_other(tmp_path, monke
     assert [record.round for record in runs.read_run(tmp_path / "run").rounds] == [1, 2, 3, 4]
 
 
+def unchecked(content):
+    return {name: value for name, value in content.items() if name != "checksum"}
+
+
+def rewrite_checkpoint(run):
+    """Write the checkpoint as an earlier version did; its log has another length without checksums."""
+    checkpoint = runs.read_checkpoint(run)
+    writer = runs.Writer(run)
+    tensors = {name: tensor.clone() for name, tensor in checkpoint.tensors.items() if name != "spent"}
+    writer.checkpoint(tensors, checkpoint.round, checkpoint.seconds)
+    writer.close()
+
+
 def test_folders_of_earlier_versions_are_continued(tmp_path):
     config = everybody(tmp_path, training__rounds=2)
     serve(FakeGrid(config))
@@ -151,17 +164,17 @@ def test_folders_of_earlier_versions_are_continued(tmp_path):
     for path in (run / "kept").iterdir():
         path.unlink()
     (run / "kept").rmdir()
-    checkpoint = runs.read_checkpoint(run)
-    writer = runs.Writer(run)
-    writer.checkpoint(
-        {name: tensor.clone() for name, tensor in checkpoint.tensors.items() if name != "spent"}, 2, checkpoint.seconds
-    )
-    writer.close()
-    info = json.loads((run / runs.INFO).read_text())
+    info = json.loads((run / runs.INFO).read_text()) | {"format": 1}
     for name in ("keys", "rollbacks"):
         info["federation"].pop(name, None)
-    (run / runs.INFO).write_text(json.dumps({name: value for name, value in info.items() if name != "checksum"}))
+    (run / runs.INFO).write_text(json.dumps(unchecked(info)))
+    for name in (runs.JOURNAL, runs.LOG):
+        lines = [json.loads(line) for line in (run / name).read_text().splitlines()]
+        (run / name).write_text("".join(json.dumps(unchecked(line)) + "\n" for line in lines))
+    rewrite_checkpoint(run)
     server = serve(FakeGrid(config | {"training.rounds": 3}))
     assert (server.round, server.record.spent) == (3, 3)
-    with pytest.raises(UserError, match="has kept no earlier state of round 1: the rounds to choose from are none"):
+    assert [record.round for record in runs.read_run(run).rounds] == [2, 3]
+    assert serve(FakeGrid(config | {"training.rounds": 4})).round == 4
+    with pytest.raises(UserError, match="has kept no earlier state of round 1: the rounds to choose from are 3"):
         rollback(run, 1)

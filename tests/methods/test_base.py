@@ -1,5 +1,6 @@
 import dataclasses
 import inspect
+import re
 
 import pytest
 
@@ -123,6 +124,8 @@ def test_what_a_method_declares(name):
         name
     ]
     assert dataclasses.asdict(method) == DEFAULTS[name]
+    assert name.split("-")[0] in method.about.title.lower().replace("-", "")
+    assert re.search(r"\d{4}|baseline", method.about.reference)
 
 
 def test_what_is_said_of_every_method():

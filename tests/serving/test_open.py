@@ -9,6 +9,7 @@ from pfedbayes.errors import UserError
 from pfedbayes.methods import METHODS
 from pfedbayes.runs.execute import execute
 from pfedbayes.runs.experiment import read_experiment
+from pfedbayes.serving.open import file_name
 
 
 def test_a_run_has_to_be_finished(tmp_path):
@@ -52,3 +53,11 @@ def test_twenty_of_many_clients_are_named(tmp_path, monkeypatch, count, cut):
     assert ("site 19, …:" in str(caught.value), "site 19:" in str(caught.value)) == (cut, not cut)
     with pytest.raises(UserError, match=r"with one of site 0, .*site 19, or --shared"):
         package.open_client(tmp_path)
+
+
+def test_a_name_of_at_most_200_bytes_is_a_file_name():
+    for name in ("a", "ä" * 100, "site 3", "a.b"):
+        assert file_name(name, ".safetensors", "remedy") == f"{name}.safetensors"
+    for name in ("", ".", ".a", "a/b", "a\n", "ä" * 100 + "a"):
+        with pytest.raises(UserError, match="cannot be a file name: remedy"):
+            file_name(name, ".safetensors", "remedy")

@@ -1,5 +1,7 @@
 """Models that are read from a run folder, against those of the federation that `load` builds around the run's data."""
 
+import dataclasses
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -132,3 +134,18 @@ def test_a_shared_model_of_another_shape_is_refused(tmp_path):
     other = SimpleNamespace(about={"round": "2"}, names={"server.0"}, tensor=lambda name: torch.zeros(3))
     with pytest.raises(UserError, match=r"does not fit the experiment beside it \(server.0 differs\)"):
         saved._server(_Checkpoint(other, folder / "state"), 0)
+
+
+def test_only_the_state_of_the_finished_run_is_read(tmp_path):
+    folder = run(tmp_path / "run", "fedavg")
+    saved = saved_models(folder, read_calibration(folder))
+    expected = saved.trained_model("shared", 0).state
+    with pytest.raises(UserError, match="is not the state of the finished run: finish it with pfedbayes run --resume"):
+        dataclasses.replace(saved, rounds=9).trained_model("shared", 0)
+    assert same_bits(dataclasses.replace(saved, rounds=None).trained_model("shared", 0).state, expected)
+    # While a finished run is being extended, its state is kept aside.
+    shutil.copy(folder / runs.STATE, folder / runs.FINISHED)
+    with pytest.raises(UserError, match="is not the state of the finished run"):
+        dataclasses.replace(saved, rounds=9).trained_model("shared", 0)
+    (folder / runs.STATE).unlink()
+    assert same_bits(saved.trained_model("shared", 0).state, expected)

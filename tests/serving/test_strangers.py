@@ -14,7 +14,9 @@ import pfedbayes as package
 from pfedbayes.cli import app
 from pfedbayes.errors import UserError
 from pfedbayes.files.tensors import tensor_bytes
+from pfedbayes.serving.certificates import certify_run
 from pfedbayes.serving.export import export
+from pfedbayes.serving.open import open_all
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +79,14 @@ def test_a_folder_names_no_code(folder, tmp_path, monkeypatch):
     about["net"] = {"name": "evil:Net"}
     tensors = load_file(run / "calibration.safetensors")
     (run / "calibration.safetensors").write_bytes(tensor_bytes(tensors, {"run": json.dumps(about)}))
-    for read in (lambda: package.open_client(run, "east"), lambda: package.load(run)):
+    readers = (
+        lambda: package.open_client(run, "east"),
+        lambda: package.load(run),
+        lambda: certify_run(run),
+        lambda: next(open_all(run)),
+        lambda: package.join(run, folder / "clinics.csv", "west"),
+    )
+    for read in readers:
         with pytest.raises(UserError, match="names code for its network"):
             read()
     assert not (tmp_path / "ran").exists()
@@ -163,6 +172,13 @@ def test_other_metadata_are_one_clear_line(forged, changes):
         package.open_client(forged(**changes))
     assert "\n" not in str(caught.value)
     assert "forged.safetensors" in str(caught.value)
+
+
+def test_a_file_of_one_model_is_not_opened_as_another(folder, forged):
+    with pytest.raises(UserError, match="holds the model of east: leave --shared out"):
+        package.open_client(folder / "east.safetensors", shared=True)
+    assert package.open_client(forged(which="shared"), shared=True).which == "shared"
+    assert package.open_client(forged(which="shared", client=None), "north").name is None
 
 
 @pytest.mark.parametrize("seed", [0, 2**64 - 1])

@@ -89,4 +89,5 @@ def test_the_border_between_own_examples_and_those_of_all():
     for size, others, whose in ((9, 1000, "client"), (8, 1000, "federation"), (8, 9, "federation"), (8, 8, "client")):
         assert guarantee(some_scores(size, 0), some_scores(others, 0), 0.9, None).sets.whose == whose
     assert guarantee(own, own, 0.9, None).rule is None
+    assert DRAWS == 100
     assert guarantee(some_scores(300, 0), NO_SCORES, 0.9, 0.1).rule.delta == DELTA == 0.05

@@ -57,7 +57,7 @@ class FederationRecord:
         """The clients that are drawn for the next round; None if they are drawn from the run's seed."""
         self._settings, self._model, self._writer, self._members = settings, model, writer, members
         self._method, self._config = settings.method, settings.federation
-        self._created = runs.now()
+        self._created, self._format = runs.now(), runs.FORMAT
 
     @property
     def folder(self) -> Path:
@@ -99,7 +99,7 @@ class FederationRecord:
             str(folder),
             "set federation.out to another folder",
         )
-        self.id, self._created = about.id, previous.info.created
+        self.id, self._created, self._format = about.id, previous.info.created, previous.info.format
         keys = about.keys or [None] * len(self._members)
         for member, name, key in zip(self._members, previous.info.clients, keys, strict=True):
             member.name, member.key = name, key
@@ -188,7 +188,7 @@ class FederationRecord:
         """Write run.json as `pfedbayes run` does, from what the nodes say about themselves; it has no labels."""
         left = [member.name for member in self._members if member.left]
         info = runs.RunInfo(
-            format=runs.FORMAT,
+            format=self._format,  # a folder from before checksums keeps its lines without them
             **runs.describe_code(),
             created=self._created,
             hardware=runs.Hardware("cpu", **runs.describe_machine()),

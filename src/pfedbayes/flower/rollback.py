@@ -43,10 +43,11 @@ def rollback(folder: Path, to: int) -> int:
             tensors["drawn"] = torch.tensor([i in drawn for i in range(clients)])
         writer.append(_entry(current, to, run.info.federation.left))
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        with runs.writing(folder):  # first, since a run with a result of its last round counts as finished
+            (folder / runs.SUMMARY).unlink(missing_ok=True)
         writer.checkpoint(tensors, to, current.seconds, log_bytes=kept.log_bytes)
         writer.truncate_log(kept.log_bytes)
         with runs.writing(folder):
-            (folder / runs.SUMMARY).unlink(missing_ok=True)
             for round in kept_rounds(folder):
                 if round > to:
                     (folder / kept_name(round)).unlink()

@@ -16,11 +16,17 @@ from torch import Tensor
 from pfedbayes.errors import UserError
 
 LARGEST_DISTANCE = 1.0  # of two regressions, by the paper's squared Hellinger distance
+# The largest numbers for which no term overflows.
+LARGEST, LARGEST_SIZE, MOST_LAYERS, LARGEST_EXPONENT = 10**15, 2**100, 10**4, 50
 
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise UserError(message)
+
+
+def _require_at_most(name: str, value: float, largest: int) -> None:
+    _require(value <= largest, f"{name} must be at most {largest:g}: give a smaller number")
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,9 @@ class Constants:
     def __post_init__(self) -> None:
         for name in ("C", "C_prime", "C_second", "C_0", "C_1", "C_2"):
             _require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
+            _require_at_most(name, getattr(self, name), LARGEST)
         _require(self.delta > 1, f"delta must be more than 1, got {self.delta}")
+        _require_at_most("delta", self.delta, LARGEST_EXPONENT)
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,10 @@ class Setting:
         _require(self.size >= 2, f"n must be at least 2, got {self.size}")
         for name, least in (("layers", 1), ("width", 2), ("inputs", 1), ("outputs", 1)):
             _require(getattr(self, name) >= least, f"{name} must be at least {least}, got {getattr(self, name)}")
+        _require_at_most("n", self.size, LARGEST_SIZE)
+        _require_at_most("layers", self.layers, MOST_LAYERS)
+        for name in ("width", "inputs", "outputs", "weight_bound", "zeta", "smoothness", "dimension"):
+            _require_at_most(name, getattr(self, name) or 0, LARGEST)
         product = self.weight_bound * self.width
         _require(
             product > 1, f"the bound B times the width M must be more than 1, got {product:g}: A divides by BM - 1"
@@ -181,7 +193,7 @@ def useful_size(s: Setting) -> int | None:
         return theorem1(replace(s, size=n)) < LARGEST_DISTANCE
 
     least = max(2, math.floor(least_size(s)) + 1)
-    high = 2**100
+    high = LARGEST_SIZE
     if not is_not_vacuous(high):
         return None
     while high // 2 > least and is_not_vacuous(high // 2):

@@ -1,5 +1,6 @@
 """Images of all kinds become bytes as they are seen; damaged and hostile ones are one clear line."""
 
+import logging
 import os
 import struct
 import zlib
@@ -164,6 +165,12 @@ def test_names_that_cannot_be_printed_are_refused(tmp_path, name, place):
     old.rename(old.with_name(os.fsdecode(name)))
     with pytest.raises(UserError, match=f"the {place} .* has control characters or is not valid Unicode"):
         load(root)
+
+
+def test_details_that_pillow_logs_are_not_printed(monkeypatch, capsys):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as in a program that configures no logging
+    logging.getLogger("PIL.TiffImagePlugin").error("More samples per pixel than can be decoded")
+    assert capsys.readouterr().err == ""
 
 
 def test_damaged_images_are_never_a_traceback(tmp_path):

@@ -20,10 +20,12 @@ from federations import (
     same_bits,
     trained,
 )
-from pfedbayes.engine.backend.batches import lay_out
+from pfedbayes.data import positions
+from pfedbayes.engine.backend.batches import advance, lay_out
 from pfedbayes.engine.backend.local_training import LocalTraining, Views
 from pfedbayes.engine.participation import choose
 from pfedbayes.errors import UserError
+from pfedbayes.maths.random import Purpose, key
 from pfedbayes.methods import METHODS, FedAvg, PFedBayes
 from pfedbayes.nets import mlp
 
@@ -43,6 +45,27 @@ class TestPhilox:
 def batches(ours):
     """The mini-batches of round 1, from where the clients have read to."""
     return lay_out(ours.setup, 1, choose(ours.setup, 1), ours.state.cursors)
+
+
+def test_rows_are_those_of_the_clients_stream_from_its_cursor_on():
+    ours = federation(METHODS["perfedavg"](), dataclasses.replace(TRAINING, train="all"), seeds=(7, 9))
+    per_step, steps = 2, TRAINING.local_steps
+    cursors = np.arange(10) * 5
+    chosen = choose(ours.setup, 3)
+    found = lay_out(ours.setup, 3, chosen, cursors)
+    for member in chosen.members:
+        seed, client = (7, 9)[member // 5], member % 5
+        own = ours.shards.train[client].numpy()
+        batch = min(len(own), TRAINING.batch_size)
+        stream = own[positions(seed, client, len(own), int(cursors[member]), steps * per_step * batch)]
+        place = chosen.members.index(member)
+        assert (found.rows[:, :, place, :batch].ravel() == stream).all()
+        assert (found.rows[:, :, place, batch:] == own[0]).all()
+        names = [key(seed, Purpose.TRAINING, 3, client, step) for step in range(steps)]
+        assert found.names[:, place].tolist() == names
+        after = advance(ours.setup, cursors, [member])
+        assert after[member] == cursors[member] + steps * per_step * batch
+        assert (np.delete(after, member) == np.delete(cursors, member)).all()
 
 
 class TestViews:
@@ -79,6 +102,16 @@ class TestViews:
         }
         assert seen[rows == 0].flatten(1).unique(dim=0).equal(expected[0].flatten(1).unique(dim=0))
 
+    def test_views_are_numbered_from_up_and_left_to_down_and_right(self):
+        x = torch.arange(9.0).view(1, 1, 3, 3)
+        seen, _ = Views(shift=1).apply(x, torch.tensor([0, 2, 4, 7]))
+        assert seen[:, 0].tolist() == [
+            [[4, 5, 5], [7, 8, 8], [7, 8, 8]],  # up and left
+            [[3, 3, 4], [6, 6, 7], [6, 6, 7]],  # up and right
+            [[0, 1, 2], [3, 4, 5], [6, 7, 8]],  # not at all
+            [[0, 1, 2], [0, 1, 2], [3, 4, 5]],  # down
+        ]
+
     def test_half_of_the_images_are_mirrored_and_every_draw_has_its_name(self):
         one = self.federation_of_images(FedAvg(), seeds=(1, 2))
         rows = batches(one).rows
@@ -89,6 +122,15 @@ class TestViews:
         assert (alone.rows == rows[:, :, rows.shape[2] // 2 :]).all()  # the second seed's half
         steps = (rows % 2).reshape(len(rows), -1)
         assert len({step.tobytes() for step in steps}) == len(steps)
+
+    def test_a_view_is_drawn_by_its_name(self):
+        moved = dataclasses.replace(self.MOVED, rounds=1)
+        ours = self.federation_of_images(METHODS["perfedavg"](), seeds=(7, 9), training=moved)
+        chosen = choose(ours.setup, 3)
+        rows = lay_out(ours.setup, 3, chosen, ours.state.cursors).rows
+        for (step, batch, place, example), row in np.ndenumerate(rows):
+            seed, client = (7, 9)[chosen.members[place] // 5], chosen.members[place] % 5
+            assert row % 18 == key(seed, Purpose.VIEW, 3, client, step, batch, example) % 18
 
     def test_all_views_come_about_equally_often(self):
         rows = batches(self.federation_of_images(FedAvg(), seeds=tuple(range(40)), training=self.MOVED)).rows

@@ -80,6 +80,12 @@ def test_what_was_restored_has_no_failures_of_before():
     assert ours.round == 0
 
 
+def test_without_a_gpu_nothing_is_deferred():
+    ours = federation(PFedBayes())
+    ours.train_round()
+    assert ours._executor.checks._pending == []
+
+
 def test_without_a_gpu_a_bad_client_is_an_error_at_once():
     setup = federation(FedAvg(), seeds=(1, 2)).setup
     require_finite(setup, 4, MEMBERS, FINITE)

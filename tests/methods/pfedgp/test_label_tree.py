@@ -5,7 +5,7 @@ import torch
 from pfedgp_inputs import blobs
 
 from federations import randn
-from pfedbayes.methods.pfedgp.label_tree import build_tree, members, two_means
+from pfedbayes.methods.pfedgp.label_tree import build_tree, members, pad_splits, two_means
 
 
 class TestTree:
@@ -74,3 +74,12 @@ class TestTwoMeans:
         inside = two_means(torch.ones(count, 3, dtype=torch.float64))
         assert inside.any()
         assert not inside.all()
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 3])
+def test_trees_are_padded_to_one_node_less_than_there_are_classes(nodes):
+    splits = torch.ones(nodes, 2, 4, dtype=torch.bool)
+    padded = pad_splits(splits)
+    assert padded.shape == (3, 2, 4)
+    assert padded[:nodes].all()
+    assert not padded[nodes:].any()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import struct
 import warnings
 import zlib
@@ -30,6 +31,9 @@ DAMAGED = (
     NotImplementedError, struct.error, zlib.error,
 )  # fmt: skip
 CLASS = "class"  # the name of the target
+
+# Pillow logs details of damaged files, which Python prints if nobody handles them. Our own message is enough.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
 def is_tree(folder: Path) -> bool:
