@@ -172,6 +172,11 @@ def test_odd_arrays(tmp_path, arrays, words):
     assert words in refused(npz(tmp_path / "a.npz", **arrays))
 
 
+def test_numbers_of_two_bytes_are_read_without_a_warning(tmp_path):
+    table = read_table(npz(tmp_path / "a.npz", x=np.ones((3, 2, 2), dtype=np.float16)), Schema())
+    assert table.x.dtype == np.float32
+
+
 def damaged_npz(path, kind):
     npz(path)
     content = bytearray(path.read_bytes())

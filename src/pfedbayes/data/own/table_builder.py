@@ -56,7 +56,7 @@ def table_of_arrays(
     """Return a table of x (n, d) as columns x0, x1, ..., or of x (n, ...) as it is, and of other columns."""
     if x.ndim == 2:
         return table_of({f"x{k}": x[:, k] for k in range(x.shape[1])} | dict(others), where, schema, budget)
-    if x.dtype.kind == "f" and not (np.abs(x) <= LARGEST).all():
+    if x.dtype.kind == "f" and not (np.abs(x) <= np.float32(LARGEST)).all():
         raise UserError(f"{where}: x holds NaN or infinity, or numbers beyond ±{LARGEST:g}: remove those examples")
     x = x if x.dtype == np.uint8 else x.astype(np.float32)
     return replace(table_of(others, where, schema, budget), x=x, lines=np.arange(len(x)))
