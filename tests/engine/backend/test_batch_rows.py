@@ -87,6 +87,13 @@ class TestViews:
         assert batch.x[0].equal(torch.stack([x[3], x[3].flip(-1), x[0].flip(-1)]))
         assert batch.y.tolist() == [[3, 3, 0]]
 
+    def test_targets_of_several_numbers_keep_their_shape(self):
+        x, y = randn(5, 3), randn(5, 2)
+        batch = LocalTraining(FedAvg(), make_model(), x, y, EXACT)._gather(
+            x, y, torch.tensor([[4, 0]]), torch.ones(1, 2)
+        )
+        assert batch.y.equal(y[[4, 0]][None])
+
     @pytest.mark.parametrize("flip", [False, True])
     def test_every_view_is_an_image_moved_over_a_canvas_that_repeats_its_edge(self, flip):
         x = randn(2, 2, 4, 5)

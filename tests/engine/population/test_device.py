@@ -1,11 +1,14 @@
 """States come back from every population, to the last bit."""
 
+import os
+
 import pytest
 import torch
 from population_states import SIZE, fresh, in_file, in_memory, on_host, states
 
 from federations import same_bits
-from pfedbayes.engine.population import HOST, DevicePopulation, FilePopulation
+from pfedbayes.engine.population import HOST, DevicePopulation, FilePopulation, HostPopulation
+from pfedbayes.engine.population.base import memory_errors
 from pfedbayes.errors import UserError
 
 
@@ -34,6 +37,27 @@ def test_a_checkpoint_takes_any_part_of_the_states_in_order(make, tmp_path):
         taken = tuple(each.take(part) for each in rows.values())
         assert same_bits(taken, tuple(states(numbers)))
     assert [(each.number, tuple(each.like.shape)) for each in rows.values()] == [(3, (2, 3)), (3, ()), (3, (1,))]
+
+
+def test_a_cleared_population_is_empty_and_can_be_used_again(population, monkeypatch):
+    monkeypatch.setattr("pfedbayes.engine.population.host.give_back_locked_memory", lambda: None)  # needs a GPU
+    population.put([4, 1], states([40, 10]))
+    descriptors = list(getattr(population, "_descriptors", []))
+    population.clear()
+    assert population.enrolled == []
+    for descriptor in descriptors:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+    population.put([1], states([11]))
+    assert same_bits(population.get([1, 4], fresh), states([11, -4]))
+    population.close()
+    assert population.enrolled == [] or not isinstance(population, HostPopulation)  # which gives its memory back
+
+
+def test_the_memory_that_is_missing_is_named():
+    huge = torch.zeros(1).expand(2, 500_000_000)
+    with pytest.raises(UserError, match=r"the states of 3 clients take 6\.0 GB"), memory_errors(3, (huge,)):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
 
 def test_whoever_is_named_twice_is_one_client(population):

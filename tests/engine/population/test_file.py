@@ -164,6 +164,54 @@ class TestForeignFiles:
         path.write_bytes(content)
         in_file(path if own else None).restore([1, 2], checkpoint, path)
 
+    @pytest.mark.parametrize("row", [0, 1])
+    def test_damage_to_any_row_is_noticed(self, path, checkpoint, row):
+        content = bytearray(path.read_bytes())
+        content[row * len(content) // 2 + 3] ^= 1
+        path.write_bytes(content)
+        population = in_file(path)
+        read = [lambda: population.restore([1, 2], checkpoint, path), lambda: population.get([1, 2], fresh)]
+        if row == 0:  # the last row is looked at at once, the others when they are read
+            read.pop(0)()
+        with pytest.raises(UserError):
+            read[0]()
+
+    @pytest.mark.parametrize("rows", [[-1, 0], [0, -1], [0, 2], [0]])
+    def test_rows_that_are_not_there_are_refused(self, path, checkpoint, rows):
+        assert len(checkpoint["witness"]) == 2  # bytes per row, and the checksum of one
+        self.refused(path, checkpoint | {"rows": torch.tensor(rows)}, own=True)
+
+    @pytest.mark.parametrize("own", [True, False])
+    def test_a_checkpoint_is_forced_to_disk_as_a_whole(self, path, monkeypatch, own):
+        population, synced = in_file(path if own else None), []
+        population.put([1, 2], states([10, 20]))
+        monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_size))
+        population.checkpoint(path)
+        assert synced == [path.stat().st_size] == [2 * sum(leaf.nbytes for leaf in state(0))]
+
+    def test_a_copy_that_fails_leaves_nothing(self, path, monkeypatch):
+        population = in_file()
+        population.put([1, 2], states([10, 20]))
+
+        def full(_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(UserError, match="No space left"):
+            population.checkpoint(path)
+        assert list(path.parent.iterdir()) == []
+
+    def test_pinned_rows_are_not_written_to(self, path):
+        population = in_file(path)
+        for values in ([10, 20], [11, 21]):
+            population.put([1, 2], states(values))
+            rows = population.checkpoint(path)["rows"].tolist()
+            population.saved()
+        assert rows == [2, 3]
+        population.pin([0])
+        population.put([3, 4], states([30, 40]))
+        assert population.checkpoint(path)["rows"].tolist() == [2, 3, 1, 4]
+
     @pytest.mark.timeout(20)
     def test_neither_links_nor_pipes_are_read(self, path, checkpoint, tmp_path):
         link, pipe = tmp_path / "link.bin", tmp_path / "pipe.bin"

@@ -182,8 +182,9 @@ class FilePopulation(Population):
             _lock(descriptor, fcntl.LOCK_SH, path)
         rows = tensors["rows"].tolist()
         length = os.fstat(descriptor).st_size
-        fits = len(rows) == len(clients) and (max(rows, default=-1) + 1) * self._row_bytes <= length
-        if fits and min(rows, default=0) >= 0:
+        there = min(rows, default=0) >= 0 and (max(rows, default=-1) + 1) * self._row_bytes <= length
+        fits = len(rows) == len(clients) and there
+        if fits:
             self._place = {client: (descriptor, row) for client, row in zip(clients, rows, strict=True)}
             fits = torch.equal(self._fingerprint(), tensors["witness"].cpu())
         if not fits:
