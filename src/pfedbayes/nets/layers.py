@@ -28,6 +28,12 @@ KNOWN: dict[type[nn.Module], tuple[str, ...]] = {
     nn.SiLU: (),
 }
 
+# The arguments that are positive, or lists of positive numbers.
+SIZES = {
+    "in_features", "out_features", "in_channels", "out_channels", "kernel_size", "stride", "dilation", "groups",
+    "num_groups", "num_channels", "normalized_shape",
+}  # fmt: skip
+
 Layers = list[list[Any]]  # [name, arguments] of each layer
 
 
@@ -62,7 +68,7 @@ def rebuild(layers: Layers, num_params: int, shape: tuple[int, ...], outputs: in
     for layer in layers:
         match layer:
             case [str() as name, dict() as arguments] if name in kinds and set(arguments) == set(KNOWN[kinds[name]]):
-                if all(_is_argument(value) for value in arguments.values()):
+                if all(_is_argument(key, value) for key, value in arguments.items()):
                     continue
         raise ValueError(f"the layer {str(layer)[:80]!r} is not known")
 
@@ -82,8 +88,11 @@ def rebuild(layers: Layers, num_params: int, shape: tuple[int, ...], outputs: in
     return make()
 
 
-def _is_argument(value: Any) -> bool:
-    """Return whether a value is a number, a name such as "tanh", or a short list of whole numbers."""
+def _is_argument(key: str, value: Any) -> bool:
+    """Return whether a value is a number, a name such as "tanh", or a short list of whole numbers; sizes: positive."""
+    sizes = value if isinstance(value, list | tuple) else [value]
+    if key in SIZES and not all(type(item) is int and item > 0 for item in sizes):
+        return False
     if isinstance(value, list | tuple):
         return len(value) <= MOST_SIZES and all(type(item) is int for item in value)
     return isinstance(value, int | float | str) and len(str(value)) <= LONGEST_ARGUMENT
