@@ -100,6 +100,8 @@ class _Finder:
                 return
             case ast.Call(func=ast.Name(id="TypeVar")):
                 return
+            case ast.Assign(targets=[ast.Name(id=name)]) if name[:1].isupper() and not name.isupper():  # a type
+                return
             case ast.FunctionDef(body=body, args=arguments):
                 for default in [*arguments.defaults, *filter(None, arguments.kw_defaults)]:
                     yield from self.walk(default, scope)

@@ -289,7 +289,7 @@ class TestMemory:
 
         monkeypatch.setattr(LocalTraining, "__call__", limited)
 
-    @pytest.mark.parametrize("most", [1, 2])
+    @pytest.mark.parametrize("most", [1, 2, 3])
     def test_fewer_clients_at_once_give_the_same_result(self, monkeypatch, most):
         expected = trained(PFedBayes())
         self.shrink(monkeypatch, most)

@@ -138,6 +138,10 @@ class TestChosenPlan:
     def test_chunks_are_equal_if_they_need_not_be_too_small(self, count, most, chunk):
         assert _chunk(count, most) == chunk
 
+    def test_of_large_models_one_is_trained_at_a_time(self):
+        large = SimpleNamespace(net=SimpleNamespace(num_params=2**20 + 1, convolutional=False))
+        assert choose_plan(large, PFedBayes(), "cpu", at_once=5).chunk == 1
+
     def test_the_size_of_a_run(self):
         training = dataclasses.replace(TRAINING, rounds=7, local_steps=4, participants=3)
         assert run_size(PFedBayes(), training, 5, 2) == (7 * 4 * 5 * 2, 10)  # pFedBayes trains all clients

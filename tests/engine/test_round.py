@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 
-from federations import EXACT, SIZES, TRAINING, copy, difference, federation, same_bits, trained
+from federations import EXACT, SIZES, TRAINING, copy, difference, federation, same_bits, train_alone, trained
 from pfedbayes.engine.backend.executor import Executor
 from pfedbayes.engine.participation import choose
+from pfedbayes.engine.plan import Plan
 from pfedbayes.engine.population import HOST, DevicePopulation
 from pfedbayes.engine.round import aggregate, download, train_round
 from pfedbayes.errors import Diverged
@@ -44,6 +45,16 @@ def test_the_server_averages_the_chosen_among_those_that_train():
     expected = ours.method.aggregate(ours.servers[0], few, sizes, None)
     assert same_bits(servers, (expected,))
     assert optimizers == ()
+
+
+@pytest.mark.parametrize("method", [FedAvg(), PFedBayes()], ids=lambda method: method.about.title)
+def test_the_engine_trains_as_one_client_after_another_does(method):
+    assert difference(trained(method, 2).servers[0], train_alone(method, 2).server) < 1e-9
+
+
+def test_a_plan_in_half_precision_predicts_in_it():
+    for precision, half in (("bf16", True), ("full", False)):
+        assert federation(FedAvg(), plan=Plan(precision=precision)).predictor.half is half
 
 
 @pytest.mark.parametrize("participants", [None, 3])

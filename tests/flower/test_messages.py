@@ -132,7 +132,7 @@ def test_bytes_of_arrays_and_facts_are_counted():
 
 
 def test_the_wire_knows_these_types():
-    assert RAW == "pfedbayes.raw"
+    assert (RAW, PROTOCOL) == ("pfedbayes.raw", 2)  # a change of the format needs another number
     assert set(messages.TYPES) == {"float16", "bfloat16", "float32", "float64", "int64", "bool"}
     assert all(str(kind) == f"torch.{name}" for name, kind in messages.TYPES.items())
 

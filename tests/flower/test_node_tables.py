@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ from grids import FakeGrid, run_config
 
 from federations import EXACT, difference
 from pfedbayes import DataConfig, Federation, UserError, load_shards
+from pfedbayes.files.checksums import dump_json
 from pfedbayes.flower import client_app
 from pfedbayes.flower.apps import write_app
 from pfedbayes.flower.server import serving
@@ -99,7 +101,8 @@ def test_the_documented_way_equals_the_engine_on_all_tables(tmp_path, monkeypatc
 
     # Other numbers for the same columns are another preprocessing, and not gone on with.
     fitted = app / "federation" / "preprocessing.json"
-    fitted.write_text(re.sub(r'"mean": [1-9][\d.]*', '"mean": 1.5', fitted.read_text(), count=1))
+    changed = re.sub(r'"mean": [1-9][\d.]*', '"mean": 1.5', fitted.read_text(), count=1)
+    fitted.write_text(dump_json(json.loads(changed)))
     grid.run_config = config | {"training.rounds": 4, "federation.attempts": 1}
     settings = from_run_config(grid.run_config)
     with pytest.raises(UserError), serving(grid, settings, space["make_model"](settings.method)) as server:
@@ -110,7 +113,7 @@ def test_the_documented_way_equals_the_engine_on_all_tables(tmp_path, monkeypatc
 def test_a_missing_table_is_one_line(tmp_path):
     from pfedbayes.data import summarise_client
 
-    with pytest.raises(UserError, match=r"nowhere\.csv is not a file: set data\.path to"):
+    with pytest.raises(UserError, match=r"nowhere\.csv does not exist: correct the path"):
         summarise_client(DataConfig(name="files", path=str(tmp_path / "nowhere.csv"), target="y"), 0, "A")
 
 

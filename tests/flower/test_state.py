@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,20 @@ def test_a_state_that_does_not_say_which_round_it_follows_is_an_error(tmp_path, 
     (tmp_path / "round-000003.safetensors").write_bytes(tensor_bytes({"x": torch.zeros(1)}, {ABOUT: about}))
     with pytest.raises(UserError, match="it does not say which round it follows"):
         folder.read(3)
+
+
+def test_a_folder_is_for_its_user_alone_and_knows_its_rollbacks(tmp_path):
+    folder = StateFolder(tmp_path / "states")
+    with folder.locked():
+        folder.write(generation(1, 0))
+        folder.write(generation(2, 1)._replace(rollbacks=3))
+    assert [folder.read(round).rollbacks for round in (1, 2)] == [0, 3]
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.path.iterdir()} == {0o600}
+    folder.leave()
+    assert folder.left
+    assert folder.rounds() == []
+    assert stat.S_IMODE((folder.path / "left.json").stat().st_mode) == 0o600
 
 
 def test_only_files_of_rounds_are_states(tmp_path):

@@ -138,7 +138,9 @@ def test_the_mean_network_runs_as_onnx(home, run, mean_network):
 
     folder, x, expected = mean_network
     run("export", folder, "--client", "north", "--onnx", "-o", "a.onnx")
-    assert ReferenceEvaluator(onnx.load(home / "a.onnx")).run(None, {"x": x.numpy()})[0] == expected
+    network = ReferenceEvaluator(onnx.load(home / "a.onnx"))
+    assert network.run(None, {"x": x.numpy()})[0] == expected
+    assert network.output_names == ["probabilities" if folder == "outcome" else "mean"]
 
 
 def test_the_mean_network_runs_by_torch_export(home, run, mean_network):

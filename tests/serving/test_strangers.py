@@ -211,6 +211,14 @@ def test_weights_that_are_not_numbers_predict_nothing(folder, forged, value):
         package.open_client(forged(tensors={"mean": mean}))
 
 
+def test_deviations_are_not_negative(folder, forged):
+    deviation = load_file(folder / "east.safetensors")["deviation"]
+    assert package.open_client(forged(tensors={"deviation": 0 * deviation})).weights.deviation.abs().max() == 0
+    deviation[2] *= -1
+    with pytest.raises(UserError, match="a deviation of its weights is negative"):
+        package.open_client(forged(tensors={"deviation": deviation}))
+
+
 def test_every_flipped_bit_of_an_export_is_noticed(folder, tmp_path):
     content = (folder / "east.safetensors").read_bytes()
     draw = np.random.default_rng(1)

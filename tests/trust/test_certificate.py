@@ -198,6 +198,8 @@ def test_what_cannot_be_certified_is_said(ours):
     numbers = federation(PFedBayes(), shards=shards, model=small_model(1, likelihood=Regression(0.1)))
     with pytest.raises(UserError, match="give a run with labels"):
         certify(numbers)
+    with pytest.raises(UserError, match="give a run with labels"):
+        certify_newcomer(prior_of(numbers, "shared"), numbers, None)
     for delta in (0.0, 1.0):
         with pytest.raises(UserError, match="between 0 and 1"):
             certify(ours, delta=delta)

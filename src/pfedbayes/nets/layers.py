@@ -89,7 +89,7 @@ def rebuild(layers: Layers, num_params: int, shape: tuple[int, ...], outputs: in
 
 
 def _is_argument(key: str, value: Any) -> bool:
-    """Return whether a value is a number, a name such as "tanh", or a short list of whole numbers; sizes: positive."""
+    """Return whether a value is a number, a name such as "tanh", or a short list of integers; sizes are positive."""
     sizes = value if isinstance(value, list | tuple) else [value]
     if key in SIZES and not all(type(item) is int and item > 0 for item in sizes):
         return False

@@ -62,6 +62,15 @@ class TestDeferredChecks:
         assert same_bits(ours.servers, start)
         assert checks.first_failure(before) is None  # it is told once
 
+    @pytest.mark.parametrize("row", [0, 4])
+    def test_any_client_may_be_the_bad_one(self, row):
+        ours = self.ours()
+        checks = DeferredChecks(ours.setup)
+        clients, state = play(checks, ours.state, torch.zeros(5), [one_bad(row), one_bad(2), FINITE])
+        assert clients.tolist() == [0.0] * 5
+        assert same_bits(state.servers, ours.servers)
+        assert str(checks.first_failure(state)[1]).startswith(f"round 1: site {row} has become non-finite")
+
     def test_the_gpu_is_asked_before_too_many_rounds_are_pending(self):
         ours = self.ours()
         checks = DeferredChecks(ours.setup)

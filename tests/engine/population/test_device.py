@@ -24,6 +24,18 @@ def test_newcomers_are_fresh_and_others_come_back_in_any_order(population):
     assert population.enrolled == [4, 1, 7]  # asking enrols nobody
 
 
+@pytest.mark.parametrize("make", [in_memory, on_host], ids=["memory", "host"])
+def test_a_checkpoint_takes_any_part_of_the_states_in_order(make, tmp_path):
+    population = make()
+    assert population.checkpoint(tmp_path / "clients.bin") == {}
+    population.put([4, 1, 7], states([40, 10, 70]))
+    rows = population.checkpoint(tmp_path / "clients.bin")
+    for part, numbers in ((slice(0, 3), [40, 10, 70]), (slice(1, 3), [10, 70])):
+        taken = tuple(each.take(part) for each in rows.values())
+        assert same_bits(taken, tuple(states(numbers)))
+    assert [(each.number, tuple(each.like.shape)) for each in rows.values()] == [(3, (2, 3)), (3, ()), (3, (1,))]
+
+
 def test_whoever_is_named_twice_is_one_client(population):
     population.put([5, 5], states([50, 50]))
     population.put([6], states([60]))

@@ -319,3 +319,12 @@ class TestSideProbabilities:
     def test_small_probabilities_keep_their_digits(self):
         mean, variance = torch.full((1, 1), 30.0), torch.full((1, 1), 1e-6)
         assert float(side_probabilities(mean, variance, "mean")[1]) == pytest.approx(math.exp(-30), rel=1e-3)
+
+
+@pytest.mark.parametrize("link", ["mean", "reference"])
+def test_probabilities_are_averages_over_chains(link):
+    mean, variance = randn(3, 4), randn(3, 4, seed=1).square() + 0.1
+    one, other = side_probabilities(mean, variance, link)
+    each = [side_probabilities(mean[k : k + 1], variance[k : k + 1], link)[0] for k in range(3)]
+    assert_close(one, torch.stack(each).mean(0))
+    assert_close(one + other, torch.ones_like(one))
