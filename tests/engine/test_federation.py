@@ -7,6 +7,7 @@ from torch import nn
 from execution_plans import needs_gpu
 from federations import (
     EXACT,
+    FEW,
     SIZES,
     TEST_SIZES,
     TRAINING,
@@ -310,6 +311,33 @@ class TestState:
             federation(PFedBayes(), model=make_model(mlp([3, 5, 3]))).restore(state, 1)
         with pytest.raises(UserError, match="does not fit"):
             federation(FedAvg()).restore(state, 1)
+
+    def test_clients_that_enrolled_later_are_forgotten(self):
+        early, late = (trained(FedAvg(), rounds, training=FEW) for rounds in (1, 6))
+        assert len(late.population.enrolled) > 2
+        late.restore(early.tensors(), 1)
+        assert late.population.enrolled == early.population.enrolled
+
+    def test_a_state_without_clients_needs_its_server(self):
+        ours = federation(FedAvg())
+        saved = ours.tensors()
+        ours.restore(saved, 0)
+        del saved["server.0"]
+        with pytest.raises(UserError, match=r"server\.0 differs"):
+            ours.restore(saved, 0)
+
+    def test_early_stopping_keeps_three_copies(self, monkeypatch):
+        asked = []
+
+        def noted(state_bytes, clients, training, copies, device):
+            asked.append((state_bytes, clients, training, copies))
+            return "device"
+
+        monkeypatch.setattr("pfedbayes.engine.federation.choose_resting", noted)
+        for patience in (None, 5):
+            federation(PFedBayes(), dataclasses.replace(FEW, patience=patience), seeds=(1, 2))
+        state_bytes = federation(PFedBayes()).client_bytes
+        assert asked == [(state_bytes, 10, 4, 1), (state_bytes, 10, 4, 3)]
 
     def test_state_of_another_number_of_clients_is_refused(self):
         state = trained(PFedBayes(), 1).tensors()
