@@ -327,7 +327,7 @@ class TestState:
             ours.restore(saved, 0)
 
     def test_early_stopping_keeps_three_copies(self, monkeypatch):
-        asked = []
+        asked, state_bytes = [], federation(PFedBayes()).client_bytes
 
         def noted(state_bytes, clients, training, copies, device):
             asked.append((state_bytes, clients, training, copies))
@@ -336,7 +336,6 @@ class TestState:
         monkeypatch.setattr("pfedbayes.engine.federation.choose_resting", noted)
         for patience in (None, 5):
             federation(PFedBayes(), dataclasses.replace(FEW, patience=patience), seeds=(1, 2))
-        state_bytes = federation(PFedBayes()).client_bytes
         assert asked == [(state_bytes, 10, 4, 1), (state_bytes, 10, 4, 3)]
 
     def test_state_of_another_number_of_clients_is_refused(self):
