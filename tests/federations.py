@@ -101,7 +101,7 @@ def client_steps(
     for k in range(training.local_steps * method.needs.batches_per_step):
         taken = rows[positions(training.seed, client, len(rows), cursor + k * batch_size, batch_size)]
         batches.append(Batch(shards.x[taken], shards.y[taken], torch.ones(batch_size, dtype=torch.float64)))
-    shape = method.noise_shape(model.net.num_params)
+    shape = method.noise_shape(model, batch_size)
     steps = []
     for r in range(training.local_steps):
         name = key(training.seed, Purpose.TRAINING, round, client, r)
@@ -120,7 +120,7 @@ class Alone(NamedTuple):
 
 def first_server(method: Method, model: Model, seed: int, num_clients: int = len(SIZES)) -> Any:
     theta = model.net.init(key(seed, Purpose.INIT), method.habits.init)
-    return method.init(theta.double(), num_clients, model.net.shapes)
+    return method.init(theta.double(), num_clients, model.net)
 
 
 def train_alone(

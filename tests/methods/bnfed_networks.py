@@ -18,8 +18,8 @@ def small_model(sizes):
     return make_model(mlp(sizes, "tanh"))
 
 
-def shapes_of(sizes):
-    return small_model(sizes).net.shapes
+def net_of(sizes):
+    return small_model(sizes).net
 
 
 def layers_of(theta, sizes):
@@ -61,7 +61,7 @@ def some_labels(count, classes=3):
 
 def merge(method, thetas, sizes=ONE, labels=None, server=None):
     """The server after a round in which the clients sent these networks."""
-    server = server or method.init(thetas[0], len(thetas), shapes_of(sizes))
+    server = server or method.init(thetas[0], len(thetas), net_of(sizes))
     labels = some_labels(len(thetas)) if labels is None else labels
     return method.aggregate(server, ModelAndLabels(thetas, labels), torch.ones(len(thetas)), torch.arange(len(thetas)))
 

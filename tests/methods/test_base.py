@@ -13,6 +13,13 @@ from pfedbayes.methods.base import About, Habits, Method, Needs, weights_posteri
 # What a method says of itself that is not said of every method.
 DECLARED = {
     "pfedbayes": {"personal": True, "stochastic": True, "gaussian": True, "init": "normal", "trains": "all"},
+    "hierarchical": {
+        "personal": True,
+        "stochastic": True,
+        "gaussian": True,
+        "averages": False,
+        "full_batch": True,
+    },
     "fedavg": {},
     "fedprox": {},
     "bnfed": {
@@ -62,6 +69,17 @@ DEFAULTS = {
         "scale": "data",
         "eta_data": 0.0,
         "sigma_by_size": 0.0,
+    },
+    "hierarchical": {
+        "eta_mean": 0.03,
+        "eta_rho": 0.05,
+        "anneal": 400,
+        "spread": 0.3,
+        "confidence": 4.0,
+        "wait": 0.25,
+        "full_batch": True,
+        "kl_shared": 1.0,
+        "kl_personal": 1.0,
     },
     "fedavg": {"eta": 0.01},
     "fedprox": {"eta": 0.01, "prox": 0.001, "anchor": "received"},

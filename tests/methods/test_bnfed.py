@@ -11,12 +11,12 @@ from bnfed_networks import (
     flat,
     layers_of,
     merge,
+    net_of,
     outputs,
     permuted,
     random_assignments,
     random_orders,
     random_thetas,
-    shapes_of,
     small_model,
     some_labels,
     widths,
@@ -217,7 +217,7 @@ class TestRounds:
 
     def test_the_order_of_the_sweeps_depends_on_the_round_alone(self):
         thetas = random_thetas(5, ONE, seed=9, scale=0.5)
-        start = BNFed().init(thetas[0], 5, shapes_of(ONE))
+        start = BNFed().init(thetas[0], 5, net_of(ONE))
         before = torch.get_rng_state()
         servers = [merge(BNFed(), thetas, labels=self.labels, server=start) for _ in range(2)]
         assert same_bits(*servers)
@@ -274,7 +274,7 @@ class TestReductions:
 class TestFirstServer:
     def test_every_client_has_the_first_network_with_constant_biases(self, sizes):
         model, theta = small_model(sizes), random_thetas(1, sizes)[0]
-        server = BNFed(bias=0.3).init(theta, 4, model.net.shapes)
+        server = BNFed(bias=0.3).init(theta, 4, model.net)
         expected = flat([(weight, torch.full_like(bias, 0.3)) for weight, bias in layers_of(theta, sizes)])
         assert same_bits(BNFed().download(server, torch.arange(4)), expected.expand(4, -1))
         x = randn(5, 3)
@@ -323,7 +323,7 @@ class TestFederation:
 
     def test_uploads_may_arrive_in_any_order(self):
         thetas, labels, order = random_thetas(4, ONE), some_labels(4), torch.tensor([2, 0, 3, 1])
-        start = BNFed().init(thetas[0], 4, shapes_of(ONE))
+        start = BNFed().init(thetas[0], 4, net_of(ONE))
         shuffled = BNFed().aggregate(start, ModelAndLabels(thetas[order], labels[order]), torch.ones(4), order)
         assert same_bits(shuffled, merge(BNFed(), thetas, labels=labels, server=start))
 

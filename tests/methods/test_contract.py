@@ -30,7 +30,7 @@ from pfedbayes.errors import Diverged
 from pfedbayes.maths.metrics import METRICS
 from pfedbayes.maths.random import choose
 from pfedbayes.maths.trees import finite_rows, leaves, pick, stack, tree_map
-from pfedbayes.methods import METHODS, FedProx
+from pfedbayes.methods import METHODS, FedProx, Hierarchical
 
 ROUNDING = 1e-10
 PLANS = {
@@ -242,7 +242,8 @@ def test_float32_agrees_loosely_with_float64(method):
     client, received, shard = tree_map(as_float32, (inputs.client, inputs.received, inputs.shard))
     rough = run_together(method, Inputs(client, received, shard, [tree_map(as_float32, step) for step in inputs.steps]))
     assert {leaf.dtype for leaf in leaves(rough)} <= {torch.float32, torch.int64}
-    assert difference(rough, run_together(method, inputs)) < 1e-4
+    # The large steps of Hierarchical enlarge rounding errors.
+    assert difference(rough, run_together(method, inputs)) < (1e-3 if isinstance(method, Hierarchical) else 1e-4)
 
 
 def test_fields_are_plain_frozen_values(method):

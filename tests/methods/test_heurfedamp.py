@@ -128,7 +128,7 @@ class TestFedAMP:
 
     def test_alone_a_client_keeps_its_own_model(self):
         method = HeurFedAMP(attention="fedamp")  # any alpha will do
-        server = method.init(randn(31), 1, make_model().net.shapes)
+        server = method.init(randn(31), 1, make_model().net)
         upload = randn(1, 31, seed=1)
         server = method.aggregate(server, upload, torch.ones(1), torch.arange(1))
         assert same_bits(server.clouds, upload)
@@ -137,7 +137,7 @@ class TestFedAMP:
 class TestServer:
     def test_first_models_are_the_initial_one(self):
         theta = randn(31)
-        server = HeurFedAMP().init(theta, 3, make_model().net.shapes)
+        server = HeurFedAMP().init(theta, 3, make_model().net)
         assert same_bits(server, Server(theta.expand(3, 31), theta.expand(3, 31)))
 
     def test_clouds_are_mixed_from_uploads_and_from_what_the_others_sent_last(self):

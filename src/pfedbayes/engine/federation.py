@@ -18,8 +18,8 @@ from pfedbayes.engine.backend import timing
 from pfedbayes.engine.backend.executor import Executor
 from pfedbayes.engine.plan import Over, Plan, is_long, plan_for, run_size
 from pfedbayes.engine.population import choose_resting, make_population
-from pfedbayes.engine.round import enrolled_clients, fresh_clients, receive, train_round
-from pfedbayes.engine.setup import make_setup
+from pfedbayes.engine.round import enrolled_clients, fresh_clients, receive_from, train_round
+from pfedbayes.engine.setup import Copy, make_setup
 from pfedbayes.engine.state import first_state
 from pfedbayes.engine.training import TrainedClients, Training
 from pfedbayes.evaluation import evaluate, predict
@@ -39,6 +39,7 @@ class Federation:
     `setup` never changes, `state` is replaced by every round, and `population` holds the clients' states.
 
     clients_file: where clients' states rest if the plan lets them rest in a file; a temporary file if not given.
+    copies: federations that train beside those of the seeds, for comparison; no score counts them.
     """
 
     def __init__(
@@ -51,17 +52,18 @@ class Federation:
         init: Init | None = None,
         plan: Plan | None = None,
         clients_file: Path | None = None,
+        copies: Sequence[Copy] = (),
     ) -> None:
         training = training or Training()
         seeds = tuple(seeds) if seeds is not None else (training.seed,)
-        plan = plan or plan_for(model, method, training, len(shards.train), len(seeds))
-        self.setup = make_setup(shards, model, method, training, seeds, plan)
+        plan = plan or plan_for(model, method, training, len(shards.train), len(seeds) + len(copies))
+        self.setup = make_setup(shards, model, method, training, seeds, plan, copies=copies)
         self.state = first_state(self.setup, model, init)
         client = self._new_client()
         self.client_bytes = sum(leaf.nbytes for leaf in leaves(client))
-        copies = 1 if training.patience is None else 3  # early stopping keeps the best round, at times two of them
+        states = 1 if training.patience is None else 3  # early stopping keeps the best round, at times two of them
         members, at_once = self.setup.num_members, self.training_at_once
-        resting = plan.resting or choose_resting(self.client_bytes, members, at_once, copies, self.device)
+        resting = plan.resting or choose_resting(self.client_bytes, members, at_once, states, self.device)
         self.population = make_population(resting, members, client, self.device, clients_file)
         self._executor = Executor(self.setup, replace(plan, resting=resting), model)
 
@@ -90,7 +92,11 @@ class Federation:
     @property
     def seeds(self) -> tuple[int, ...]:
         """The seeds that are trained at once."""
-        return self.setup.seeds
+        return self.setup.seeds[: self.setup.num_reported]
+
+    def seed(self, index: int) -> int:
+        """Return the seed of a federation; copies come after those of `seeds`."""
+        return self.setup.seeds[index]
 
     @property
     def plan(self) -> Plan:
@@ -165,7 +171,7 @@ class Federation:
 
     def download(self, seed_index: int, clients: Sequence[int] | NDArray[np.int64]) -> State:
         """Return what these clients receive from the server, stacked."""
-        return receive(self.method, self.servers[seed_index], clients)
+        return receive_from(self.setup, seed_index, self.servers[seed_index], clients)
 
     def client_states(self, members: Sequence[int]) -> State:
         """Return the stacked states of these members; new clients start from what they receive."""
@@ -206,7 +212,7 @@ class Federation:
 
         None elsewhere: there the plan knows. Nothing is trained.
         """
-        client_steps, _ = run_size(self.method, self.training, len(self.shards.train), len(self.seeds))
+        client_steps, _ = run_size(self.method, self.training, len(self.shards.train), len(self.setup.seeds))
         unknown = self.device.type == "cpu" and self.model.net.convolutional and not self.method.needs.loop
         if not unknown or not is_long(self.model, client_steps):
             return None

@@ -18,7 +18,7 @@ from pfedbayes.evaluation.estimators import Which
 from pfedbayes.maths.stacked import broadcast
 from pfedbayes.methods import PFedBayes
 from pfedbayes.methods.base import Method
-from pfedbayes.nets import Model
+from pfedbayes.nets import Model, Net
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class FixedPriors(PFedBayes):
 
     about = PFedBayes.about._replace(shared=False, averages=False)
 
-    def init(self, theta: Tensor, num_clients: int, shapes: tuple[torch.Size, ...]) -> Tensor:
-        return super().init(theta, num_clients, shapes).expand(num_clients, 2, -1)
+    def init(self, theta: Tensor, num_clients: int, net: Net) -> Tensor:
+        return super().init(theta, num_clients, net).expand(num_clients, 2, -1)
 
     def download(self, server: Tensor, clients: Tensor) -> Tensor:
         return server[clients.to(server.device)]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pfedbayes.engine.backend.batches import advance
 from pfedbayes.engine.backend.executor import Executor
@@ -44,7 +46,7 @@ def train_round(setup: Setup, state: FederationState, population: Population, ex
 
 def download(setup: Setup, servers: Sequence[State], chosen: Chosen) -> State:
     """Return what each client that trains receives from its server, stacked over members."""
-    return concat([receive(setup.method, server, ids) for server, ids in zip(servers, chosen.trained, strict=True)])
+    return concat([receive_from(setup, s, *each) for s, each in enumerate(zip(servers, chosen.trained, strict=True))])
 
 
 def receive(method: Method, server: State, clients: Sequence[int] | NDArray[np.int64]) -> State:
@@ -52,11 +54,19 @@ def receive(method: Method, server: State, clients: Sequence[int] | NDArray[np.i
     return method.download(server, torch.as_tensor(clients))
 
 
+def receive_from(setup: Setup, index: int, server: State, clients: Sequence[int] | NDArray[np.int64]) -> State:
+    """Return what these clients of a federation receive, stacked; those that train alone have servers of their own."""
+    if not setup.alone(index):
+        return receive(setup.method, server, clients)
+    own = pick(server, torch.as_tensor(clients).to(setup.data.device))
+    return torch.func.vmap(lambda state: pick(receive(setup.method, state, [0]), 0))(own)
+
+
 def enrolled_clients(setup: Setup, servers: Sequence[State], population: Population, members: Sequence[int]) -> State:
     """Return the stacked states of these members; a client that is new starts from what it receives."""
 
     def fresh(new: Sequence[int]) -> State:
-        return fresh_clients(setup, lambda s, clients: receive(setup.method, servers[s], clients), new)
+        return fresh_clients(setup, lambda s, clients: receive_from(setup, s, servers[s], clients), new)
 
     return population.get(members, fresh)
 
@@ -81,11 +91,28 @@ def aggregate(
         if len(averaged) < len(trained):
             own = pick(own, setup.send(np.flatnonzero(np.isin(trained, averaged))))
         sizes = setup.of_members(setup.shard.size, [s * setup.num_clients + int(i) for i in averaged])
-        averages.append(setup.method.aggregate(server, own, sizes, torch.from_numpy(averaged)))
+        if setup.alone(s):
+            averages.append(_aggregate_alone(setup, server, own, sizes, averaged))
+        else:
+            averages.append(setup.method.aggregate(server, own, sizes, torch.from_numpy(averaged)))
     if not state.optimizers:
         return tuple(averages), ()
+    step = partial(server_step, setup.training, setup.method)
     steps = [
-        server_step(setup.training, setup.method, *each)
-        for each in zip(state.servers, averages, state.optimizers, strict=True)
+        (torch.func.vmap(step) if setup.alone(s) else step)(*each)
+        for s, each in enumerate(zip(state.servers, averages, state.optimizers, strict=True))
     ]
     return tuple(server for server, _ in steps), tuple(optimizer for _, optimizer in steps)
+
+
+def _aggregate_alone(setup: Setup, servers: State, uploads: State, sizes: Tensor, clients: NDArray[np.int64]) -> State:
+    """Return the next servers (N, ...) of clients that train alone: each aggregates its own upload."""
+    ids = setup.send(clients)
+
+    def aggregate(server: State, upload: State, size: Tensor, client: Tensor) -> State:
+        return setup.method.aggregate(server, tree_map(lambda leaf: leaf[None], upload), size[None], client[None])
+
+    after = torch.func.vmap(aggregate)(pick(servers, ids), uploads, sizes, ids)
+    if len(clients) == setup.num_clients:
+        return after
+    return tree_map(lambda whole, own: whole.index_copy(0, ids, own), servers, after)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,11 +24,25 @@ from pfedbayes.methods.base import Method, Shard, State
 from pfedbayes.nets import Init, Model
 
 
+class Copy(NamedTuple):
+    """A federation with the first seed that trains beside the reported ones, for comparison."""
+
+    left_out: tuple[Tensor, ...] | None = None
+    """For each client, the pool rows that it does not train on: a fold of a cross-validation. None for none."""
+    alone: bool = False
+    """Whether each client is a federation of its own: it receives what its own uploads have made."""
+
+    def describe(self) -> str:
+        """Return what it is, to be shown to users."""
+        return " ".join(["a fold"] * (self.left_out is not None) + ["of clients alone"] * self.alone)
+
+
 @dataclass(frozen=True, eq=False)
 class Setup:
     """The parts of a federation that stay the same in all rounds.
 
-    Seeds are a batch dimension: member s * num_clients + i is client i of the federation with seed seeds[s].
+    Federations are a batch dimension: member s * num_clients + i is client i of federation s, whose seed is seeds[s].
+    The first `num_reported` of them are the result of the run. The others are their copies, see `Copy`.
     """
 
     method: Method
@@ -36,6 +50,9 @@ class Setup:
     """The model as the plan computes it."""
     training: Training
     seeds: tuple[int, ...]
+    """The seed of each federation."""
+    copies: tuple[Copy, ...]
+    """The federations behind the first `num_reported` ones."""
     data: ClientData
     participants: int
     """The number S of clients that are averaged in a round."""
@@ -47,13 +64,22 @@ class Setup:
     """1 for the real examples of a member's mini-batch, 0 for padding: (members, b), on the device."""
 
     @property
+    def num_reported(self) -> int:
+        """The number of federations that are no copies."""
+        return len(self.seeds) - len(self.copies)
+
+    def alone(self, index: int) -> bool:
+        """Return whether the clients of a federation train alone."""
+        return index >= self.num_reported and self.copies[index - self.num_reported].alone
+
+    @property
     def num_clients(self) -> int:
-        """The number N of clients of each seed."""
+        """The number N of clients of each federation."""
         return self.data.num_clients
 
     @property
     def num_members(self) -> int:
-        """The number of clients of all seeds."""
+        """The number of clients of all federations."""
         return len(self.seeds) * self.num_clients
 
     @property
@@ -85,10 +111,12 @@ def make_setup(
     seeds: Sequence[int],
     plan: Plan,
     numbers: Sequence[int] | None = None,
+    copies: Sequence[Copy] = (),
 ) -> Setup:
     """Check that all parts fit each other, and copy the data to the device.
 
-    numbers: the numbers under which clients draw random numbers; 0, 1, … if not given.
+    numbers: the numbers under which clients draw random numbers; 0, 1, … if not given. copies: federations that train
+    beside those of the seeds.
     """
     _check_images(shards, training)
     _check_plan(method, plan)
@@ -96,15 +124,17 @@ def make_setup(
     device, dtype = torch.device(plan.device), getattr(torch, plan.dtype)
     num_clients = 1 if method.needs.pooled_data else len(shards.train)
     participants = num_participants(model, method, training, num_clients)
-    data = ClientData.load(shards, method, training.batch_size, device, dtype, numbers)
+    left_out = [*(None for _ in seeds), *(copy.left_out for copy in copies)]
+    data = ClientData.load(shards, method, training.batch_size, device, dtype, numbers, left_out)
     labels = torch.stack([data.count_labels(rows) for rows in data.train_sets])
     real = torch.arange(int(data.batch_sizes.max())) < torch.from_numpy(data.batch_sizes)[:, None]
     shard, weight = tree_map(
-        lambda leaf: leaf.to(device).repeat(len(seeds), *[1] * (leaf.dim() - 1)),
+        lambda leaf: leaf.to(device),
         (Shard(torch.from_numpy(data.sizes).to(dtype), labels), real.to(dtype)),
     )
     trains = training.trained_clients(method)
-    return Setup(method, plan.fit(model), training, tuple(seeds), data, participants, trains, shard, weight)
+    every = (*seeds, *(seeds[0] for _ in copies))
+    return Setup(method, plan.fit(model), training, every, tuple(copies), data, participants, trains, shard, weight)
 
 
 def _check_images(shards: Shards, training: Training) -> None:
@@ -152,4 +182,4 @@ def num_participants(model: Model, method: Method, training: Training, num_clien
 def first_server(model: Model, method: Method, num_clients: int, seed: int, init: Init | None, like: Tensor) -> State:
     """Return the server's state before the first round, with the type and on the device of `like`."""
     theta = model.net.init(key(seed, Purpose.INIT), init or method.habits.init)
-    return method.init(theta.to(like), num_clients, model.net.shapes)
+    return method.init(theta.to(like), num_clients, model.net)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from pfedbayes.engine.server_optimizer import ServerOptimizer, first_optimizer
 from pfedbayes.engine.setup import Setup, first_server
+from pfedbayes.maths.stacked import broadcast
 from pfedbayes.methods.base import State
 from pfedbayes.nets import Init, Model
 
@@ -21,9 +22,9 @@ class FederationState:
     round: int
     """The number of rounds trained so far."""
     servers: tuple[State, ...]
-    """The server's state of each seed."""
+    """The server's state of each federation, with a leading client axis where clients train alone."""
     optimizers: tuple[ServerOptimizer, ...]
-    """The state of each seed's server optimiser; empty if there is none."""
+    """The state of each federation's server optimiser; empty if there is none."""
     cursors: NDArray[np.int64]
     """How many training examples each member has read so far: (members,)."""
 
@@ -31,8 +32,13 @@ class FederationState:
 def first_state(setup: Setup, model: Model, init: Init | None) -> FederationState:
     """Return the state before the first round; model: as it was before the plan changed how it is computed."""
     like = torch.empty((), dtype=setup.data.dtype, device=setup.data.device)
-    servers = [first_server(model, setup.method, setup.num_clients, seed, init, like) for seed in setup.seeds]
-    optimizers = [first_optimizer(setup.training, setup.method, server) for server in servers]
+    servers, optimizers = [], []
+    for s, seed in enumerate(setup.seeds):
+        alone, clients = setup.alone(s), setup.num_clients
+        server = first_server(model, setup.method, 1 if alone else clients, seed, init, like)
+        optimizer = first_optimizer(setup.training, setup.method, server)
+        servers.append(broadcast(server, clients) if alone else server)
+        optimizers.append(broadcast(optimizer, clients) if alone and optimizer is not None else optimizer)
     return FederationState(
         round=0,
         servers=tuple(servers),

@@ -39,13 +39,15 @@ class ClientData:
 
     shards: Shards
     train_sets: Sequence[Tensor]
-    """Pool rows of each client's training set; a method that pools the data has a single one."""
+    """Pool rows of each member's training set. Member s * num_clients + i is client i of federation s."""
+    num_clients: int
+    """The number N of clients that train; a method that pools the data has one."""
     numbers: NDArray[np.int64]
     """The numbers under which the clients draw random numbers."""
     sizes: NDArray[np.int64]
     """The size n of each training set."""
     batch_sizes: NDArray[np.int64]
-    """The size of each client's mini-batches."""
+    """The size of each member's mini-batches."""
     x: Tensor
     """The inputs of the pool, on the device."""
     y: Tensor
@@ -65,16 +67,23 @@ class ClientData:
         device: torch.device,
         dtype: torch.dtype,
         numbers: Sequence[int] | None = None,
+        left_out: Sequence[Sequence[Tensor] | None] = (None,),
     ) -> ClientData:
-        """Copy the data to the device. numbers: see above; 0, 1, … if not given."""
-        train_sets = (torch.cat(shards.train),) if method.needs.pooled_data else shards.train
-        sizes = np.array([len(rows) for rows in train_sets])
-        if not sizes.all():
-            empty = shards.names[int(np.argmin(sizes))]
+        """Copy the data to the device.
+
+        numbers: see above; 0, 1, … if not given. left_out: for each federation, the pool rows of each client that it
+        does not train on, or None.
+        """
+        whole = (torch.cat(shards.train),) if method.needs.pooled_data else shards.train
+        if not all(map(len, whole)):
+            empty = next(name for name, rows in zip(shards.names, whole, strict=False) if not len(rows))
             raise UserError(f"client {empty!r} has no training data: leave it out or give it some")
+        train_sets = [own for held in left_out for own in (whole if held is None else _without(whole, held))]
+        sizes = np.array([len(rows) for rows in train_sets])
         return cls(
             shards=shards,
             train_sets=train_sets,
+            num_clients=len(whole),
             numbers=np.arange(len(shards.names)) if numbers is None else np.array(numbers),
             sizes=sizes,
             batch_sizes=sizes if method.needs.full_batch else sizes.clip(max=batch_size),
@@ -88,11 +97,6 @@ class ClientData:
     def device(self) -> torch.device:
         """Where the pool lies."""
         return self.x.device
-
-    @property
-    def num_clients(self) -> int:
-        """The number N of clients that train; a method that pools the data has one."""
-        return len(self.train_sets)
 
     @property
     def num_evaluated(self) -> int:
@@ -148,6 +152,12 @@ class ClientData:
                 distinct, place = torch.unique(rows, return_inverse=True)
                 known.append(Group(ids, *(tensor.to(self.device) for tensor in (rows, distinct, place))))
         return self._groups[split, clients]
+
+
+def _without(whole: Sequence[Tensor], held: Sequence[Tensor]) -> list[Tensor]:
+    """Return the rows of each training set that are not held out."""
+    out = torch.cat(tuple(held))
+    return [rows[~torch.isin(rows, out)] for rows in whole]
 
 
 def take(pool: Tensor, rows: Tensor) -> Tensor:

@@ -59,7 +59,11 @@ class FederatedModels(Protocol):
     def data(self) -> ClientData: ...
 
     @property
-    def seeds(self) -> tuple[int, ...]: ...
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds of the federations that are evaluated."""
+
+    def seed(self, index: int) -> int:
+        """Return the seed of a federation, evaluated or not."""
 
     @property
     def round(self) -> int:
@@ -145,9 +149,10 @@ def _adapt(federation: FederatedModels, states: State, received: State, prepared
 def _prepare(federation: FederatedModels, client: int, seed_index: int, test: Batch | None) -> State:
     """Return what the method adapts a client's model with, drawn anew every round."""
     data = federation.data
-    train = data.batch_of(data.train_sets[client])
-    seed = key(federation.seeds[seed_index], Purpose.ADAPTATION, federation.round, int(data.numbers[client]))
-    batch_size = int(data.batch_sizes[client])
+    member = seed_index * data.num_clients + client
+    train = data.batch_of(data.train_sets[member])
+    seed = key(federation.seed(seed_index), Purpose.ADAPTATION, federation.round, int(data.numbers[client]))
+    batch_size = int(data.batch_sizes[member])
     return federation.method.prepare(Adaptation(train, batch_size, data.shards.num_classes, seed, test))
 
 

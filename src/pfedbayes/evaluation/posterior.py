@@ -101,7 +101,7 @@ def trained_model(federation: FederatedModels, which: Which, client: int, seed_i
     """Return a client's model, or the shared one, of a federation that is in memory."""
     own = which == "personal"
     state = personal_state(federation, client, seed_index) if own else federation.servers[seed_index]
-    seed = draw_seed(federation.seeds[seed_index], which, federation.round, client)
+    seed = draw_seed(federation.seed(seed_index), which, federation.round, client)
     return TrainedModel(federation.method, federation.model, state, seed)
 
 

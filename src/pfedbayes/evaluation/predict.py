@@ -112,11 +112,11 @@ def _noise(
     """
     data, samples, round = federation.data, spec.samples, federation.round
     purpose = Purpose.PERSONAL_PREDICTION if which == "personal" else Purpose.SHARED_PREDICTION
-    names = [(federation.seeds[s], int(data.numbers[i])) for s in seeds for i in clients]
+    names = [(federation.seed(s), int(data.numbers[i])) for s in seeds for i in clients]
     if which == "personal":
         keys = [key(seed, purpose, round, i) for seed, i in names]
     else:
-        keys = [key(federation.seeds[s], purpose, round) for s in seeds]
+        keys = [key(federation.seed(s), purpose, round) for s in seeds]
     pairs = spec.sampling == "pairs"
     drawn = (samples + 1) // 2 if pairs else samples
     width = num_drawn_weights(federation.model.net, dense)

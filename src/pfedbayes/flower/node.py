@@ -64,6 +64,10 @@ class Node:
         self._executor = Executor(self.setup, self.plan, model)
         self.predictor = self._executor.predictor
 
+    def seed(self, index: int) -> int:
+        """Return the seed of a federation."""
+        return self.seeds[index]
+
     @property
     def round(self) -> int:
         """The last round that the node knows of."""

@@ -22,6 +22,13 @@ class Likelihood(Protocol):
         """Return the negative log-likelihood (n,) of each example, from outputs (n, ...) and targets y (n, ...)."""
         ...
 
+    def expected_nll(self, mean: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> Tensor:
+        """Return an estimate of E[nll] (n,) for independent outputs of these moments (n, ...).
+
+        noise: standard normal (n, ...), to sample the outputs that are not integrated in closed form.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class Classification:
@@ -32,6 +39,10 @@ class Classification:
     def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the cross-entropy of each example."""
         return functional.cross_entropy(outputs, y, reduction="none")
+
+    def expected_nll(self, mean: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> Tensor:
+        """Return the cross-entropy of sampled logits."""
+        return self.nll(sampled(mean, variance, noise), y)
 
 
 @dataclass(frozen=True)
@@ -59,3 +70,52 @@ class Regression:
         """Return the negative Gaussian log-density of each example, summed over target dimensions."""
         mean, noise = self.mean_and_noise(outputs)
         return (0.5 * ((y - mean) / noise).square() + torch.log(noise) + 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def expected_nll(self, mean: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> Tensor:
+        """Return the expectation over the means in closed form, at a sampled noise level."""
+        means, deviation = self.mean_and_noise(sampled(mean, variance, noise))
+        count = means.shape[-1]
+        squares = (y - mean[..., :count]).square() + variance[..., :count]
+        return (0.5 * squares / deviation.square() + torch.log(deviation) + 0.5 * math.log(2 * math.pi)).sum(-1)
+
+
+@dataclass(frozen=True)
+class StudentT(Regression):
+    """y = f(x) + scale(x) t, with t of Student's distribution, whose tails and scale are learned.
+
+    Outputs (n, 4): the location, a(x), and two numbers that are the same for every input, c and k. The scale is
+    exp(c + 0.3 a(x)), and the degrees of freedom are 2 + 8 exp(k), so that the variance is finite.
+    """
+
+    def location_scale_freedom(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the location, the logarithm of the scale, and the degrees of freedom, each (..., 1)."""
+        location, varying, constant, tails = outputs.unbind(-1)
+        return location[..., None], (constant + 0.3 * varying)[..., None], (2 + 8 * tails.exp())[..., None]
+
+    def mean_and_noise(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the location and the standard deviation of y, each (..., 1)."""
+        location, log_scale, freedom = self.location_scale_freedom(outputs)
+        return location, log_scale.exp() * (freedom / (freedom - 2)).sqrt()
+
+    def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the negative log-density of Student's distribution of each example."""
+        location, log_scale, freedom = self.location_scale_freedom(outputs)
+        return _student_nll((y - location).square(), log_scale, freedom).sum(-1)
+
+    def expected_nll(self, mean: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> Tensor:
+        """Return an upper bound: the density at the expected squared residual, as log(1 + z) is concave in z."""
+        _, log_scale, freedom = self.location_scale_freedom(sampled(mean, variance, noise))
+        squares = (y - mean[..., :1]).square() + variance[..., :1]
+        return _student_nll(squares, log_scale, freedom).sum(-1)
+
+
+def _student_nll(squares: Tensor, log_scale: Tensor, freedom: Tensor) -> Tensor:
+    """Return -log p of squared residuals under Student's distribution."""
+    tails = (freedom + 1) / 2 * torch.log1p(squares * (-2 * log_scale).exp() / freedom)
+    normaliser = torch.lgamma(freedom / 2) - torch.lgamma((freedom + 1) / 2) + 0.5 * torch.log(freedom * math.pi)
+    return tails + log_scale + normaliser
+
+
+def sampled(mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
+    """Return mean + sqrt(variance) noise, with a finite gradient where the variance is 0."""
+    return torch.addcmul(mean, (variance + 1e-12).sqrt(), noise)

@@ -88,6 +88,19 @@ def normals(shape: tuple[int, ...], seeds: Sequence[int], dtype: torch.dtype, de
     return out
 
 
+def ragged_normals(
+    shape: tuple[int, ...], seeds: Sequence[int], sizes: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Return draws (len(seeds), *shape) whose rows from `sizes[k]` on are zero for seed k.
+
+    The draws of a seed depend on its own size only: they are those of `normal((size, *shape[1:]), seed)`.
+    """
+    out = torch.zeros((len(seeds), *shape), dtype=dtype, device=device)
+    for own, seed, size in zip(out, seeds, sizes, strict=True):
+        _fill(own[None, :size], [seed])
+    return out
+
+
 def normal(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the standard normal draw of this seed by torch's generator."""
     return normals(shape, [seed], dtype, device)[0]

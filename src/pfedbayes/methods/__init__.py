@@ -9,6 +9,7 @@ from pfedbayes.methods.fedper import FedPer
 from pfedbayes.methods.fedprox import FedProx
 from pfedbayes.methods.fedrep import FedRep
 from pfedbayes.methods.heurfedamp import HeurFedAMP
+from pfedbayes.methods.hierarchical import Hierarchical
 from pfedbayes.methods.local import Local
 from pfedbayes.methods.perfedavg import PerFedAvg
 from pfedbayes.methods.pfedbayes import PFedBayes
@@ -18,6 +19,7 @@ from pfedbayes.methods.pooled import Pooled
 
 METHODS: dict[str, type[Method]] = {
     "pfedbayes": PFedBayes,
+    "hierarchical": Hierarchical,
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "bnfed": BNFed,
@@ -34,6 +36,6 @@ METHODS: dict[str, type[Method]] = {
 }
 
 __all__ = [
-    "METHODS", "BNFed", "Ditto", "FedAvg", "FedAvgFT", "FedPer", "FedProx", "FedRep", "HeurFedAMP", "Local", "Method",
-    "PFedBayes", "PFedGP", "PFedMe", "PerFedAvg", "Pooled",
+    "METHODS", "BNFed", "Ditto", "FedAvg", "FedAvgFT", "FedPer", "FedProx", "FedRep", "HeurFedAMP", "Hierarchical",
+    "Local", "Method", "PFedBayes", "PFedGP", "PFedMe", "PerFedAvg", "Pooled",
 ]  # fmt: skip

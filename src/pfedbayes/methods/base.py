@@ -20,7 +20,7 @@ Where to find what is not an argument:
 - Features phi(x) below the last linear layer: `model.net.features(theta, model.inputs(x, theta.dtype))`. That layer
   has `model.net.head_size` parameters.
 - The round number: count rounds in the client's state.
-- A mask of the last layer outside `step` and `adapt`, which receive the model: build it in `init` from `shapes`.
+- A mask of the last layer outside `step` and `adapt`, which receive the model: build it in `init` from `net`.
 - Noise that is not standard normal of shape (..., T): transform or slice the normal numbers of `noise_shape`.
 - Several initial networks: derive them in `init` from theta with a generator of a fixed seed.
 - A client state that must match the server's, as in PVI or SCAFFOLD: set `needs.tied`.
@@ -38,7 +38,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from pfedbayes.constraints import check
@@ -46,7 +45,7 @@ from pfedbayes.errors import UserError
 from pfedbayes.maths.gaussian import MeanField, sample
 from pfedbayes.maths.stacked import broadcast, weighted_mean
 from pfedbayes.maths.trees import Tree
-from pfedbayes.nets import Batch, Init, Model, Pixels
+from pfedbayes.nets import Batch, Init, Model, Net, Pixels
 
 State = Tree  # each method has its own
 
@@ -160,8 +159,8 @@ class Method:
 
     # Server
 
-    def init(self, theta: Tensor, num_clients: int, shapes: tuple[torch.Size, ...]) -> State:
-        """Return the first server state from initial parameters theta (T,), which concatenate tensors of `shapes`."""
+    def init(self, theta: Tensor, num_clients: int, net: Net) -> State:
+        """Return the first server state from initial parameters theta (T,) of the network."""
         return theta
 
     def download(self, server: State, clients: Tensor) -> State:
@@ -186,8 +185,11 @@ class Method:
         """Return the local state at the start of a round. Default: the received model."""
         return LocalModel(received)
 
-    def noise_shape(self, num_params: int) -> tuple[int, ...]:
-        """Return the shape of the standard normal noise of one step. Default: no noise."""
+    def noise_shape(self, model: Model, batch_size: int) -> tuple[int, ...]:
+        """Return the shape of the standard normal noise of one step. Default: no noise.
+
+        If it depends on the batch size b, it is (b, ...): each example has its own noise.
+        """
         return ()
 
     def step(self, model: Model, local: State, batches: tuple[Batch, ...], noise: Tensor) -> State:

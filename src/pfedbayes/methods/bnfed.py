@@ -19,7 +19,7 @@ from pfedbayes.errors import UserError
 from pfedbayes.maths.optim import sgd
 from pfedbayes.maths.trees import pick
 from pfedbayes.methods.base import About, Habits, Method, Needs, Shard, State
-from pfedbayes.nets import Batch, Model
+from pfedbayes.nets import Batch, Model, Net
 
 
 class Server(NamedTuple):
@@ -107,8 +107,9 @@ class BNFed(Method):
     def needs(self) -> Needs:
         return Needs(all_clients=True, net="mlp", eager=True)
 
-    def init(self, theta: Tensor, num_clients: int, shapes: tuple[torch.Size, ...]) -> Server:
+    def init(self, theta: Tensor, num_clients: int, net: Net) -> Server:
         """Return the initial network, with biases at their prior mean; every client has all its units."""
+        shapes = net.shapes
         widths = (*shapes[0][-1:], *(width for shape in shapes[1::2] for width in shape[:1]))
         if len(widths) < 3 or shapes != _shapes(widths):
             raise UserError("BNFed matches the hidden units of fully connected layers with biases: set net.name=mlp")

@@ -12,7 +12,7 @@ from pfedbayes.constraints import Interval, NonNegative, Positive
 from pfedbayes.errors import UserError
 from pfedbayes.maths.optim import sgd
 from pfedbayes.methods.base import About, Habits, Method, Shard
-from pfedbayes.nets import Batch, Model
+from pfedbayes.nets import Batch, Model, Net
 
 
 class Server(NamedTuple):
@@ -67,7 +67,7 @@ class HeurFedAMP(Method):
     )
     habits = Habits(trains="all")
 
-    def init(self, theta: Tensor, num_clients: int, shapes: tuple[torch.Size, ...]) -> Server:
+    def init(self, theta: Tensor, num_clients: int, net: Net) -> Server:
         """Return theta as the model and as the cloud model of every client."""
         # The weights on others are largest for equal models, as at the start: alpha A'(0) = alpha / width.
         if self.attention == "fedamp" and self.alpha * (num_clients - 1) > self.width:

@@ -26,7 +26,7 @@ from pfedbayes.maths.gaussian import (
 from pfedbayes.maths.optim import Adam, adam_init, sgd
 from pfedbayes.maths.stacked import weighted_mean
 from pfedbayes.methods.base import About, Habits, Method, Shard
-from pfedbayes.nets import Batch, Model
+from pfedbayes.nets import Batch, Model, Net
 
 ALGORITHM_1 = ("zeta", "rho0", "eta_personal", "eta_global", "samples", "beta")  # its own hyper-parameters
 
@@ -121,7 +121,7 @@ class PFedBayes(Method):
             if field.name not in ALGORITHM_1 and getattr(self, field.name) != field.default
         )
 
-    def init(self, theta: Tensor, num_clients: int, shapes: tuple[torch.Size, ...]) -> Tensor:
+    def init(self, theta: Tensor, num_clients: int, net: Net) -> Tensor:
         """Return v^0: means theta, and rho0 for all weights."""
         return gaussian(theta, self.rho0)
 
@@ -156,8 +156,8 @@ class PFedBayes(Method):
             split_rows(q, client.adam_q), split_rows(received, client.adam_w), fixed_prior, shard.size
         )
 
-    def noise_shape(self, num_params: int) -> tuple[int, ...]:
-        return (self.personal_steps, self.samples, num_params)
+    def noise_shape(self, model: Model, batch_size: int) -> tuple[int, ...]:
+        return (self.personal_steps, self.samples, model.net.num_params)
 
     def step(self, model: Model, local: LocalGaussians, batches: tuple[Batch, ...], noise: Tensor) -> LocalGaussians:
         """Take a step on Omega^i, Eq. (27), for q, then one on Omega_w^i = KL(q || w), Eq. (28), for w."""

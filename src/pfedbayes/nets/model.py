@@ -68,6 +68,25 @@ class Model(NamedTuple):
         per_example = self.likelihood.nll(self.outputs(theta, batch.x), batch.y)
         return (batch.weight * per_example).sum()
 
+    def noise_shape(self, batch_size: int) -> tuple[int, ...]:
+        """Return the shape of the standard normal noise of `expected_nll`: (b, units + outputs), or (T,)."""
+        units = self.net.num_units
+        return (self.net.num_params,) if units is None else (batch_size, units + self.net.num_outputs)
+
+    def expected_nll(self, mean: Tensor, variance: Tensor, batch: Batch, noise: Tensor) -> Tensor:
+        """Return an unbiased estimate of E[nll(theta, batch)] for theta ~ N(mean, variance), from one draw of noise.
+
+        It may exceed the expectation where the likelihood's own `expected_nll` is an upper bound.
+        """
+        x, units = self.inputs(batch.x, mean.dtype), self.net.num_units
+        own = noise if units is None else noise[..., :units]
+        moments = self.net.moments(mean, variance, x, own)
+        if units is None:
+            per_example = self.likelihood.nll(moments[0], batch.y)
+        else:
+            per_example = self.likelihood.expected_nll(*moments, batch.y, noise[..., units:])
+        return (batch.weight * per_example).sum()
+
     def grad_nll(self, theta: Tensor, batch: Batch) -> Tensor:
         """Return the gradient of `nll` in theta."""
         grad: Tensor = torch.func.grad(self.nll)(theta, batch)

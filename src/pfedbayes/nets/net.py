@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from pfedbayes.errors import UserError
 from pfedbayes.memory import in_memory
 from pfedbayes.nets.convolutions import Convolutions, replace_convolutions
+from pfedbayes.nets.table import TableNet
 
 Init = Literal["torch", "kaiming", "normal"]
 Function = Callable[[Tensor, Tensor], Tensor]  # of theta (T,) and inputs (n, ...)
@@ -95,6 +96,44 @@ class Net:
         outputs: Tensor = torch.func.functional_call(self._module, parameters, (x,), tie_weights=self._ties)
         return outputs
 
+    @property
+    def num_units(self) -> int | None:
+        """The number of hidden units that `moments` samples for an example; None if it samples the weights."""
+        return self._plain.num_units if isinstance(self._plain, TableNet) else None
+
+    @property
+    def num_outputs(self) -> int:
+        """The number of outputs of a `TableNet`."""
+        return self._plain.num_outputs if isinstance(self._plain, TableNet) else 0
+
+    def moments(self, mean: Tensor, variance: Tensor, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means and variances (n, ...) of the outputs for parameters of independent N(mean, variance), (T,).
+
+        They are moments given the noise, on which the outputs depend: (n, units) standard normal numbers for the hidden
+        units of a `TableNet`. Of any other network, noise (T,) draws the weights, and the variances are zero.
+        """
+        if isinstance(self._plain, TableNet):
+            means, variances = (dict(zip(self._names, self._parts(each), strict=True)) for each in (mean, variance))
+            return self._plain.moments(means, variances, x, noise)
+        outputs = self(torch.addcmul(mean, variance.sqrt(), noise), x)
+        return outputs, torch.zeros_like(outputs)
+
+    def blocks(self) -> Blocks:
+        """Return the blocks of weights that have a scale in common: those of a `TableNet`, else each parameter."""
+        if isinstance(self._plain, TableNet):
+            within = self._plain.blocks(self._names)
+        else:
+            within = [torch.zeros(shape, dtype=torch.int64) for shape in self.shapes]
+        numbers, fans, first = [], [], 0
+        for block, shape in zip(within, self.shapes, strict=True):
+            count = int(block.max()) + 1 if block.numel() else 0
+            # The number of inputs of one output that belong to the block; 1 for biases.
+            rows = block.flatten(1) if len(shape) > 1 else block[:, None]
+            fans += [max(1, int((rows == k).sum(1).max())) for k in range(count)]
+            numbers.append(block.flatten() + first)
+            first += count
+        return Blocks(torch.cat(numbers), torch.tensor(fans, dtype=torch.float64))
+
     def fitted(self, convolutions: Convolutions = "native", contiguous: bool = False) -> Net:
         """Return the same function, computed differently.
 
@@ -137,6 +176,15 @@ class Net:
                     if part.bias is not None:
                         part.bias.zero_()
             return torch.cat([parameter.flatten() for parameter in module.parameters()])
+
+
+class Blocks(NamedTuple):
+    """Blocks of weights."""
+
+    number: Tensor
+    """The block of each weight (T,)."""
+    fan_in: Tensor
+    """The number of inputs of each block; 1 for biases."""
 
 
 class _InMemory(torch.autograd.Function):

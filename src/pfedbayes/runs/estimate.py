@@ -58,7 +58,9 @@ def estimate(experiment: Experiment, seeds: Sequence[int], device: str = "auto",
     count = sum(count for _, count in evaluations.values())
     # During a round the old states, the new states and the gradients are all in memory.
     servers = sum(leaf.nbytes for leaf in leaves(tuple(federation.servers)))
-    noise = math.prod(experiment.method.noise_shape(federation.model.net.num_params) or (0,)) * 4
+    noise = (
+        math.prod(experiment.method.noise_shape(federation.model, int(federation.data.batch_sizes.max())) or (0,)) * 4
+    )
     at_once = federation.training_at_once
     working = 3 * (servers + at_once * federation.client_bytes) + at_once * noise
     members = len(seeds) * federation.num_clients

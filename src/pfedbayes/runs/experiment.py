@@ -255,14 +255,14 @@ def _refuse_large_rounds(experiment: Experiment, shards: Shards, model: Model, n
     memory = device_memory(torch.device(plan.device))
     number = getattr(torch, plan.dtype).itemsize
     together = 1 if plan.over == "loop" else min(at_once, plan.chunk or at_once)
-    noise = together * math.prod(method.noise_shape(model.net.num_params) or (0,))
+    largest = max(map(len, shards.train), default=0)
+    batch = largest if method.needs.full_batch else min(largest, training.batch_size)
+    noise = together * math.prod(method.noise_shape(model, batch) or (0,))
     models = 2 * at_once * model.net.num_params  # before and after the round
     remedy = "--seeds, net.hidden, training.participants or method.samples"
     refuse_too_large((models + noise) * number, memory, "a round", remedy)
     draws = experiment.evaluation.samples * model.net.num_params if method.about.stochastic else 0
     refuse_too_large(draws * number, memory, "an evaluation", "evaluation.samples")
-    largest = max(map(len, shards.train), default=0)
-    batch = largest if method.needs.full_batch else min(largest, training.batch_size)
     rows = steps * method.needs.batches_per_step * batch
     refuse_too_large(8 * rows, host_memory(), "a round", "training.local_steps or training.batch_size")
 

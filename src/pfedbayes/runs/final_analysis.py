@@ -95,7 +95,7 @@ def _client_facts(federation: FederatedModels, clients: list[int]) -> ClientFact
     shards, method = federation.data.shards, federation.method
     distances: list[float | None] | None = None
     if method.about.gaussian and method.about.personal and method.about.shared:
-        shared = [weights_posterior(method, server) for server in federation.servers]
+        shared = [weights_posterior(method, server) for server in federation.servers[: len(federation.seeds)]]
         distances = [
             sum(float(kl(weights_posterior(method, personal_state(federation, i, s)), w)) for s, w in enumerate(shared))
             / len(shared)

@@ -73,7 +73,7 @@ class SavedModels:
 
     def _server_template(self) -> State:
         theta = torch.zeros(self.model.net.num_params, dtype=getattr(torch, self.plan.dtype))
-        return self.method.init(theta, self.num_clients, self.model.net.shapes)
+        return self.method.init(theta, self.num_clients, self.model.net)
 
     def _server(self, checkpoint: _Checkpoint, s: int) -> State:
         template = self._server_template()

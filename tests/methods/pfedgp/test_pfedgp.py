@@ -392,4 +392,4 @@ def test_values_without_sense_are_refused(field, value):
 
 def test_the_network_gives_features():
     assert PFedGP().needs.outputs == 84
-    assert math.prod(PFedGP().noise_shape(100)) == 2
+    assert math.prod(PFedGP().noise_shape(Model(Net(mlp([3, 4, 3])), Classification()), 100)) == 2

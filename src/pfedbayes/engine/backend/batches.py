@@ -31,7 +31,7 @@ def lay_out(setup: Setup, round: int, chosen: Chosen, cursors: NDArray[np.int64]
     seeds = np.repeat(setup.seeds, [len(ids) for ids in chosen.trained])
     clients, steps = setup.data.numbers[np.concatenate(chosen.trained)], np.arange(setup.training.local_steps)
     names = keys(seeds, Purpose.TRAINING, round, clients, steps[:, None])
-    rows = _batch_rows(setup, chosen.members, cursors)
+    rows = _batch_rows(setup, np.array(chosen.members), cursors)
     views = setup.views.count
     if views > 1:
         batches, places = np.arange(rows.shape[1])[:, None, None], np.arange(rows.shape[3])
@@ -40,7 +40,7 @@ def lay_out(setup: Setup, round: int, chosen: Chosen, cursors: NDArray[np.int64]
     return Batches(rows, names)
 
 
-def _batch_rows(setup: Setup, members: Sequence[int], cursors: NDArray[np.int64]) -> NDArray[np.int64]:
+def _batch_rows(setup: Setup, members: NDArray[np.int64], cursors: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return pool rows of the batches from the cursors on: (R, batches per step, members, width).
 
     A client with fewer examples than the width is padded with its first row, whose weight is then 0.
@@ -49,12 +49,12 @@ def _batch_rows(setup: Setup, members: Sequence[int], cursors: NDArray[np.int64]
     steps, per_step = setup.training.local_steps, setup.method.needs.batches_per_step
     rows = np.empty((steps, per_step, len(members), int(data.batch_sizes.max())), dtype=np.int64)
     seeds, clients = np.divmod(members, setup.num_clients)
-    for size in np.unique(data.sizes[clients]):  # clients with equally many examples together
-        alike = np.flatnonzero(data.sizes[clients] == size)
-        own = np.stack([data.train_sets[i].numpy() for i in clients[alike]])
-        batch = int(data.batch_sizes[clients[alike[0]]])
+    for size in np.unique(data.sizes[members]):  # clients with equally many examples together
+        alike = np.flatnonzero(data.sizes[members] == size)
+        own = np.stack([data.train_sets[member].numpy() for member in members[alike]])
+        batch = int(data.batch_sizes[members[alike[0]]])
         names = [(setup.seeds[s], int(data.numbers[i])) for s, i in zip(seeds[alike], clients[alike], strict=True)]
-        starts = cursors[np.asarray(members)[alike]]
+        starts = cursors[members[alike]]
         taken = positions_of_many(names, int(size), starts, steps * per_step * batch)
         batches = np.take_along_axis(own, taken, axis=1).reshape(-1, steps, per_step, batch)
         rows[:, :, alike, batch:] = own[:, :1]
@@ -66,7 +66,7 @@ def advance(setup: Setup, cursors: NDArray[np.int64], members: Sequence[int]) ->
     """Return how far each member has read after these members have trained a round."""
     after = cursors.copy()
     batches = setup.training.local_steps * setup.method.needs.batches_per_step
-    after[members] += batches * setup.data.batch_sizes[np.remainder(members, setup.num_clients)]
+    after[members] += batches * setup.data.batch_sizes[members]
     return after
 
 

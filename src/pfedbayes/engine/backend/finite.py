@@ -95,7 +95,9 @@ def require_finite(setup: Setup, round: int, members: list[int], finite: Tensor)
 def diverged(setup: Setup, round: int, member: int) -> Diverged:
     """Return the error that names the round and the client."""
     s, i = divmod(member, setup.num_clients)
-    seed = f" (seed {setup.seeds[s]})" if len(setup.seeds) > 1 else ""
+    seed = f" (seed {setup.seeds[s]})" if setup.num_reported > 1 else ""
+    if s >= setup.num_reported:
+        seed = f" ({setup.copies[s - setup.num_reported].describe()})"
     return Diverged(
         f"round {round}: {setup.data.shards.names[i]}{seed} has become non-finite, so the round was not taken: "
         "lower the learning rate or raise the batch size"

@@ -16,7 +16,7 @@ from torch import Tensor
 from pfedbayes.engine.backend.compiled import Compiled
 from pfedbayes.engine.backend.replayed import Replayed
 from pfedbayes.engine.plan import Plan
-from pfedbayes.maths.random import normals, philox_normals
+from pfedbayes.maths.random import normals, philox_normals, ragged_normals
 from pfedbayes.maths.trees import finite_rows, pick, stack
 from pfedbayes.memory import in_memory
 from pfedbayes.methods.base import Method, Shard, State
@@ -122,7 +122,7 @@ class LocalTraining:
         self, method: Method, model: Model, x: Tensor, y: Tensor, plan: Plan, views: Views = NO_AUGMENTATION
     ) -> None:
         self._method, self._model, self._x, self._y, self._plan, self._views = method, model, x, y, plan, views
-        self._noise_shape = method.noise_shape(model.net.num_params)
+        self._own_noise = method.noise_shape(model, 1) != method.noise_shape(model, 2)  # for each example of a batch
         self._dtype = getattr(torch, plan.dtype)
         self._step = Compiled(self._advance)
         self._together = Replayed(self._all_at_once) if plan.graph else self._all_at_once
@@ -152,7 +152,13 @@ class LocalTraining:
         if not self._plan.compile:
             return _trained(*train(steps=self._steps(work)))
         recipes = (
-            (self._x, self._y, rows, work.weight, names if isinstance(names, Tensor) else self._noise(names))
+            (
+                self._x,
+                self._y,
+                rows,
+                work.weight,
+                names if isinstance(names, Tensor) else self._noise(names, work.weight),
+            )
             for rows, names in zip(work.rows, work.names, strict=True)
         )
         return _trained(*train(steps=recipes, compiled=lambda _: self._step))
@@ -168,7 +174,7 @@ class LocalTraining:
 
     def _inputs(self, x: Tensor, y: Tensor, rows: Tensor, weight: Tensor, names: Tensor | NDArray[np.int64]) -> Step:
         """Return batches and noise of one local step, each with a leading client axis."""
-        return tuple(self._gather(x, y, one, weight) for one in rows), self._noise(names)
+        return tuple(self._gather(x, y, one, weight) for one in rows), self._noise(names, weight)
 
     def _gather(self, x: Tensor, y: Tensor, rows: Tensor, weight: Tensor) -> Batch:
         flat = rows.flatten()
@@ -176,11 +182,22 @@ class LocalTraining:
         targets = y.index_select(0, own)
         return Batch(values.view(*rows.shape, *x.shape[1:]), targets.view(*rows.shape, *y.shape[1:]), weight)
 
-    def _noise(self, names: Tensor | NDArray[np.int64]) -> Tensor:
-        """Return standard normal noise for these keys; floating-point `names` are noise that torch has drawn."""
+    def _noise(self, names: Tensor | NDArray[np.int64], weight: Tensor) -> Tensor:
+        """Return standard normal noise for these keys; floating-point `names` are noise that torch has drawn.
+
+        weight: that of the examples of each batch (n, b).
+        """
+        shape = self._method.noise_shape(self._model, weight.shape[1])
         if isinstance(names, Tensor):
             drawn = names.is_floating_point()
-            return names if drawn else in_memory(philox_normals(self._noise_shape, names, self._dtype))
-        if not self._noise_shape:
+            return names if drawn else in_memory(philox_normals(shape, names, self._dtype))
+        if not shape:
             return torch.empty(len(names), dtype=self._dtype, device=self._x.device)
-        return normals(self._noise_shape, names.tolist(), self._dtype, self._x.device)
+        if not self._own_noise:
+            return normals(shape, names.tolist(), self._dtype, self._x.device)
+        # A client draws for its own examples, whatever other clients need. Copies of it share the draws.
+        different, place = np.unique(names, return_inverse=True)
+        sizes = np.zeros(len(different), dtype=np.int64)
+        np.maximum.at(sizes, place, weight.sum(1).long().numpy(force=True))
+        noise = ragged_normals(shape, different.tolist(), sizes.tolist(), self._dtype, self._x.device)
+        return noise[torch.from_numpy(place).to(noise.device)]

@@ -156,7 +156,7 @@ class PFedGP(Method):
         no_splits = torch.zeros((0, 2, len(shard.labels)), dtype=torch.bool, device=received.device)
         return KernelTraining(received, torch.zeros_like(received), pad_splits(no_splits))
 
-    def noise_shape(self, num_params: int) -> tuple[int, ...]:
+    def noise_shape(self, model: Model, batch_size: int) -> tuple[int, ...]:
         """Return the shape of two numbers, whose bits seed the step."""
         return (2,)
 

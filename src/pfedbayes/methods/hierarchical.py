@@ -1,0 +1,310 @@
+"""A hierarchical Bayesian model: theta_i = mu + delta_i, with scales that the server learns.
+
+All clients share q(mu) = N(m, s^2), and each has its own q(delta_i) = N(d_i, sigma_i^2). The priors are mu ~ N(0, S^2)
+and delta_i ~ N(0, T^2), with a scale S for each block of weights and a scale T for each weight. Together they maximise
+
+    sum_i (E[log p(D_i | mu + delta_i)] - KL(q(delta_i) || N(0, T^2))) - KL(q(mu) || N(0, S^2)),
+
+a lower bound of the log evidence. The server sets S and T in closed form under an inverse-gamma hyper-prior, which
+keeps the spread of a few clients from collapsing to zero. If there is no hyper-prior and mu is a point, the server's
+problem is that of Lemma A.2.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pfedbayes.constraints import AtLeastOne, Interval, NonNegative, Positive
+from pfedbayes.maths.gaussian import MeanField, grad_in_rho, kl_grad_q, mean_field, rho_of
+from pfedbayes.maths.optim import Adam, adam_init
+from pfedbayes.maths.stacked import broadcast
+from pfedbayes.maths.trees import tree_map
+from pfedbayes.methods.base import About, Habits, Method, Needs, Shard
+from pfedbayes.nets import Batch, Model, Net
+
+BETA1, BETA2, EPS = 0.9, 0.99, 1e-8  # of Adam
+
+
+class Server(NamedTuple):
+    """The server's state."""
+
+    shared: Tensor
+    """q(mu): means m and rhos of s, (2, T)."""
+    adam: Adam[Tensor]
+    """Moments of the clients' mean gradient in `shared`."""
+    gradient: Tensor
+    """Mean over all clients of the gradient that each of them last sent, (2, T)."""
+    spread: Tensor
+    """Prior variances T^2 of delta, (T,)."""
+    scale: Tensor
+    """Prior variances S^2 of mu, (T,)."""
+    start: Tensor
+    """The modes of S^2 and T^2 under the hyper-prior alone, (2, T)."""
+    block: Tensor
+    """The block of each weight, (T,)."""
+    share: Tensor
+    """1 / N."""
+    steps: Tensor
+    """Local steps that the clients have taken so far."""
+
+
+class Received(NamedTuple):
+    """What a client receives."""
+
+    shared: Tensor
+    adam: Adam[Tensor]
+    gradient: Tensor
+    spread: Tensor
+    scale: Tensor
+    share: Tensor
+    steps: Tensor
+
+
+class Client(NamedTuple):
+    """What a client keeps between rounds."""
+
+    q: Tensor
+    """Its posterior of theta_i = mu + delta_i with the q(mu) of its last round, (2, T)."""
+    delta: Tensor
+    """q(delta_i): means and rhos (2, T)."""
+    adam: Adam[Tensor]
+    gradient: Tensor
+    """Mean gradient in `shared` of its last round, (2, T)."""
+
+
+class Local(NamedTuple):
+    """The state of a round."""
+
+    shared: Tensor
+    """The client's copy of q(mu)."""
+    delta: Tensor
+    momentum: Adam[Tensor]
+    """Adam's moments of the copy."""
+    adam: Adam[Tensor]
+    gradients: Tensor
+    """Sum of the gradients in `shared` so far."""
+    taken: Tensor
+    """Steps taken so far in this round."""
+    correction: Tensor
+    """What the other clients' last gradients add to this client's."""
+    received: Received
+    before: Tensor
+    """The client's gradient of its last round."""
+    size: Tensor
+
+
+class Upload(NamedTuple):
+    """What a client sends."""
+
+    shared: Tensor
+    """Its copy of q(mu)."""
+    momentum: Adam[Tensor]
+    """Adam's moments of the copy."""
+    change: Tensor
+    """Its mean gradient of this round minus that of its last round."""
+    square: Tensor
+    """E[delta_i^2] of each weight, (T,)."""
+    steps: Tensor
+    """Local steps of this round."""
+
+
+@dataclass(frozen=True)
+class Hierarchical(Method):
+    """A hierarchical Bayesian model with learned scales. It has no weight of the KL term to choose."""
+
+    eta_mean: NonNegative[float] = 0.03
+    """Learning rate of means."""
+    eta_rho: NonNegative[float] = 0.05
+    """Learning rate of rhos, which are the logarithms of small standard deviations."""
+    anneal: AtLeastOne[int] = 400
+    """Local steps over which the learning rates fall to zero, by a cosine."""
+    spread: Positive[float] = 0.3
+    """Prior guess of T, as a share of the scale of mu."""
+    confidence: Positive[float] = 4.0
+    """Weight of the hyper-prior, as if so many clients had shown exactly its scale."""
+    wait: Annotated[float, Interval(at_least=0, at_most=1)] = 0.25
+    """Share of `anneal` after which the server begins to learn the scales."""
+    full_batch: bool = True
+    """Train each step on all examples of a client."""
+    kl_shared: NonNegative[float] = 1.0
+    """Weight of KL(q(mu)). Less than 1 tempers the posterior, which large networks need."""
+    kl_personal: NonNegative[float] = 1.0
+    """Weight of KL(q(delta))."""
+
+    about = About(
+        "Hierarchical",
+        "pfedbayes, 2026",
+        "a Gaussian over the weights that all clients have in common, and one over each client's difference from them",
+        personal=True,
+        stochastic=True,
+        gaussian=True,
+        averages=False,
+    )
+    habits = Habits(init="torch", trains="chosen")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(full_batch=self.full_batch)
+
+    # Server
+
+    def init(self, theta: Tensor, num_clients: int, net: Net) -> Server:
+        """Return means theta of mu, zero means of delta, and the scales of the hyper-prior."""
+        number, fan_in = (each.to(theta.device) for each in net.blocks())
+        scale = (1 / fan_in.to(theta.dtype))[number]
+        shared = torch.stack([theta, rho_of(0.05 * scale.sqrt())])
+        nothing = torch.zeros_like(shared)
+        return Server(
+            shared=shared,
+            adam=adam_init(shared),
+            gradient=nothing,
+            spread=self.spread**2 * scale,
+            scale=scale,
+            start=torch.stack([scale, self.spread**2 * scale]),
+            block=number,
+            share=theta.new_tensor(1 / num_clients),
+            steps=theta.new_zeros(()),
+        )
+
+    def download(self, server: Server, clients: Tensor) -> Received:
+        sent = Received(
+            server.shared, server.adam, server.gradient, server.spread, server.scale, server.share, server.steps
+        )
+        received: Received = broadcast(sent, len(clients))
+        return received
+
+    def aggregate(self, server: Server, uploads: Upload, sizes: Tensor, clients: Tensor) -> Server:
+        """Average the copies of q(mu) and the gradients, and set the scales in closed form.
+
+        T_g^2 = (sum_i sum_{j in g} E[delta_ij^2] + nu T0_g^2) / (N |g| + nu) for block g,
+        T_j^2 = (sum_i E[delta_ij^2] + nu T_g^2) / (N + nu) for weight j, and
+        S_g^2 = (sum_{j in g} E[mu_j^2] + nu S0_g^2) / (|g| + nu).
+        """
+        mean: Upload = tree_map(lambda leaf: leaf.mean(0), uploads)
+        count, steps = len(clients), server.steps + mean.steps
+        learns = steps >= self.wait * self.anneal
+        scale, spread = self._scales(server, mean_field(mean.shared), mean.square * count, count)
+        return server._replace(
+            shared=mean.shared,
+            adam=mean.momentum,
+            gradient=server.gradient + count * server.share * mean.change,
+            scale=torch.where(learns, scale, server.scale),
+            spread=torch.where(learns, spread, server.spread),
+            steps=steps,
+        )
+
+    def _scales(self, server: Server, shared: MeanField, squares: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return S^2 and T^2 (T,) from q(mu) and the sum over `count` clients of E[delta^2]."""
+        nu, block = self.confidence, server.block
+        ones = torch.ones_like(squares)
+
+        def of_block(values: Tensor) -> Tensor:
+            """Sum over the block of each weight."""
+            return torch.zeros_like(values).scatter_add(0, block, values)[block]
+
+        start_scale, start_spread = server.start
+        size = of_block(ones)
+        scale = (of_block(shared.mu.square() + shared.sigma.square()) + nu * start_scale) / (size + nu)
+        block_spread = (of_block(squares) + nu * start_spread) / (count * size + nu)
+        return scale, (squares + nu * block_spread) / (count + nu)
+
+    # Client
+
+    def enrol(self, received: Received) -> Client:
+        scale = received.spread.sqrt() / self.spread
+        delta = torch.stack([torch.zeros_like(scale), rho_of(0.05 * scale)])
+        return Client(received.shared, delta, adam_init(delta), torch.zeros_like(delta))
+
+    def begin(self, client: Client, received: Received, shard: Shard) -> Local:
+        zero = torch.zeros_like(received.steps)
+        return Local(
+            shared=received.shared,
+            delta=client.delta,
+            momentum=received.adam,
+            adam=client.adam,
+            gradients=torch.zeros_like(client.delta),
+            taken=zero,
+            correction=received.gradient - client.gradient,
+            received=received,
+            before=client.gradient,
+            size=shard.size,
+        )
+
+    def noise_shape(self, model: Model, batch_size: int) -> tuple[int, ...]:
+        return model.noise_shape(batch_size)
+
+    def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
+        """Take a step on q(delta_i), and one on the copy of q(mu).
+
+        The copy follows the client's own gradient plus `correction`, which stands for the other clients (as the control
+        variates of SCAFFOLD do), with the server's second moments. So the mean of the copies after one step is one
+        step of Adam on the mean gradient.
+        """
+        (batch,) = batches
+        received = local.received
+        mu, delta = mean_field(local.shared), mean_field(local.delta)
+        grads: tuple[Tensor, Tensor] = torch.func.grad(model.expected_nll, argnums=(0, 1))(
+            mu.mu + delta.mu, mu.sigma.square() + delta.sigma.square(), batch, noise
+        )
+        in_mean, in_variance = (local.size / batch.size * grad for grad in grads)
+
+        def gradient(q: MeanField, rho: Tensor, variance: Tensor, weight: Tensor | float) -> Tensor:
+            """Return the gradient in (mu, rho) of the expected loss and of the KL term with its weight."""
+            prior = MeanField(torch.zeros_like(variance), variance.sqrt())
+            divergence = kl_grad_q(q, prior)
+            in_sigma = 2 * q.sigma * in_variance + weight * divergence.sigma
+            return torch.stack([in_mean + weight * divergence.mu, grad_in_rho(in_sigma, rho)])
+
+        factor = 0.5 * (1 + torch.cos(math.pi * ((received.steps + local.taken) / self.anneal).clamp(max=1)))
+        rates = (self.eta_mean * factor, self.eta_rho * factor)
+        grad_delta = gradient(delta, local.delta[1], received.spread, self.kl_personal)
+        grad_shared = gradient(mu, local.shared[1], received.scale, self.kl_shared * received.share)
+        new_delta, adam = _adam(local.delta, grad_delta, local.adam, rates)
+        corrected = grad_shared + local.correction
+        shared, momentum = _adam(local.shared, corrected, local.momentum, rates)
+        return local._replace(
+            shared=shared,
+            delta=new_delta,
+            momentum=momentum,
+            adam=adam,
+            gradients=local.gradients + grad_shared,
+            taken=local.taken + 1,
+        )
+
+    def end(self, local: Local) -> tuple[Client, Upload]:
+        mu, delta = mean_field(local.shared), mean_field(local.delta)
+        theta = torch.stack([mu.mu + delta.mu, rho_of((mu.sigma.square() + delta.sigma.square()).sqrt())])
+        taken = local.taken.clamp(min=1)
+        gradient = local.gradients / taken
+        upload = Upload(
+            shared=local.shared,
+            momentum=local.momentum,
+            change=gradient - local.before,
+            square=delta.mu.square() + delta.sigma.square(),
+            steps=local.taken,
+        )
+        return Client(theta, local.delta, local.adam, gradient), upload
+
+    # Prediction
+
+    def posterior(self, state: Client | Server | Received) -> MeanField:
+        """Return q(theta_i) of a client; of the server, the distribution of a new client's weights."""
+        if isinstance(state, Client):
+            return mean_field(state.q)
+        mu = mean_field(state.shared)
+        return MeanField(mu.mu, (mu.sigma.square() + state.spread).sqrt())
+
+
+def _adam(v: Tensor, grad: Tensor, state: Adam[Tensor], rates: tuple[Tensor, Tensor]) -> tuple[Tensor, Adam[Tensor]]:
+    """Take a step of Adam on (mu, rho), (2, T), with a learning rate for each row."""
+    mean_weight, square_weight = BETA1 * state.mean_weight + (1 - BETA1), BETA2 * state.square_weight + (1 - BETA2)
+    mean = torch.lerp(state.mean, grad, 1 - BETA1)
+    square = torch.lerp(state.square, grad.square(), 1 - BETA2)
+    rate = torch.stack(rates)[:, None] * square_weight.sqrt().to(v.dtype) / mean_weight.to(v.dtype)
+    moved = v - rate * mean / (square.sqrt() + EPS)
+    return moved, Adam(mean, square, mean_weight, square_weight)
