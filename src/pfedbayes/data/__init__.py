@@ -2,7 +2,7 @@
 
 from pfedbayes.data.batches import positions, positions_of_many
 from pfedbayes.data.config import DataConfig
-from pfedbayes.data.own.loading import load_client, read_inputs, shards_from_tables, summarise_client
+from pfedbayes.data.own.loading import holds_tables, load_client, read_inputs, shards_from_tables, summarise_client
 from pfedbayes.data.own.preprocessing import Preprocessing, combine
 from pfedbayes.data.own.summaries import ClientSummary, summarise
 from pfedbayes.data.partition import load_shards, partition
@@ -21,6 +21,7 @@ __all__ = [
     "TaskShape",
     "available",
     "combine",
+    "holds_tables",
     "load_client",
     "load_published",
     "load_shards",

@@ -29,6 +29,7 @@ class SplitPurpose(IntEnum):
     VALIDATION_CUT = 7
     CERTIFY_CUT = 8
     OVERLAP = 9
+    FOLDS = 10
 
     def stream(self, index: int = 0) -> int:
         """The stream number of this purpose for the class or the client `index`."""
@@ -57,3 +58,16 @@ def held_out(labels: Rows | None, size: int, fraction: float, stream: int, seed:
     steps = (np.arange(size + 1) * held + other[0]) // size
     mask[order[np.diff(steps) > 0]] = True
     return mask
+
+
+def folds_of(labels: Rows | None, size: int, count: int, stream: int, seed: int) -> NDArray[np.int64]:
+    """Return the fold (size,) of each row, from 0 to count - 1: random, of nearly equal size, stratified by label.
+
+    labels: (size,), or None. stream, seed: the key of the random draw.
+    """
+    order, other = permutations(seed, stream, size, 0, 2)
+    if labels is not None:
+        order = order[np.argsort(labels[order], kind="stable")]
+    fold = np.empty(size, dtype=np.int64)
+    fold[order] = (np.arange(size) + other[0]) % count
+    return fold

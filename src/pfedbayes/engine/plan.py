@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 import torch
 
 from pfedbayes.constraints import AtLeastOne, Interval, check
+from pfedbayes.data import Shards
 from pfedbayes.engine.population.choose import Resting
 from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError
-from pfedbayes.evaluation.models import FULL_BATCHES_AT_ONCE
 from pfedbayes.memory import keep_freed_memory
 from pfedbayes.methods.base import Method
 from pfedbayes.nets import Model
@@ -138,6 +138,7 @@ def choose_plan(
     client_steps: int = 0,
     at_once: int = 1,
     over: Over | None = None,
+    largest: int = 0,
 ) -> Plan:
     """Return the plan that is expected to be fastest.
 
@@ -145,7 +146,8 @@ def choose_plan(
     TF32 unless the method needs full precision: it saves time and did not change accuracies (`benchmarks.precision`).
 
     client_steps: the local steps of all clients in the run; long runs are compiled where possible. at_once: the number
-    of clients that train in a round. over: what was measured to be faster, see `Federation.faster_over`.
+    of clients that train in a round. over: what was measured to be faster, see `Federation.faster_over`. largest: the
+    number of examples in the largest mini-batch.
     """
     device = choose_device(device)
     on_gpu = device == "cuda"
@@ -153,9 +155,9 @@ def choose_plan(
     together = over == "vmap" if over else not method.needs.loop and not images_on_cpu
     one_shape = together and not method.needs.eager
     long = is_long(model, client_steps)
-    most = min(
-        max(1, PARAMETERS_AT_ONCE // model.net.num_params), FULL_BATCHES_AT_ONCE if method.needs.full_batch else at_once
-    )
+    units = largest * (model.net.num_units or 0)
+    most = min(PARAMETERS_AT_ONCE // model.net.num_params, PARAMETERS_AT_ONCE // max(1, units), at_once)
+    most = max(1, min(most, method.needs.at_once or most))
     return Plan(
         device=device,
         over="vmap" if together else "loop",
@@ -186,10 +188,17 @@ def plan_for(
     device: str = "auto",
     dtype: Dtype = "float32",
     over: Over | None = None,
+    largest: int = 0,
 ) -> Plan:
     """Return the plan for a whole run."""
     client_steps, at_once = run_size(method, training, num_clients, num_seeds)
-    return choose_plan(model, method, device, dtype, client_steps, at_once, over)
+    return choose_plan(model, method, device, dtype, client_steps, at_once, over, largest)
+
+
+def largest_batch(shards: Shards, method: Method, training: Training) -> int:
+    """Return the number of examples in the largest mini-batch."""
+    largest = max(map(len, shards.train), default=0)
+    return largest if method.needs.full_batch else min(largest, training.batch_size)
 
 
 def run_size(method: Method, training: Training, num_clients: int, num_seeds: int) -> tuple[int, int]:

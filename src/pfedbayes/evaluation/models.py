@@ -18,9 +18,6 @@ from pfedbayes.nets import Batch, Model
 
 # Examples that are predicted at once: a CPU is busy with few, a GPU only with many.
 ROWS_AT_ONCE = {"cpu": 5000, "cuda": 130_000}
-# Clients that train or adapt at once on a CPU with a whole training set each: more clients need memory that has to be
-# allocated anew every round.
-FULL_BATCHES_AT_ONCE = 5
 
 
 class Execution(Protocol):
@@ -124,7 +121,7 @@ def personal_states(
     at_once = 1
     if not method.needs.loop and plan.over == "vmap":
         at_once = plan.chunk or max(1, rows_at_once(federation) // int(data.batch_sizes.max()))
-        at_once = min(at_once, FULL_BATCHES_AT_ONCE) if method.needs.full_batch else at_once
+        at_once = min(at_once, method.needs.at_once or at_once)
     parts = []
     for part in slices(len(members), at_once):
         prepared = [_prepare(federation, *each) for each in members[part]]

@@ -19,6 +19,7 @@ from pfedbayes.files.checksums import note_unchecked
 from pfedbayes.files.reading import parse_json, reading
 from pfedbayes.files.tensors import open_tensors, tensor_bytes
 from pfedbayes.files.typed import from_json, to_json
+from pfedbayes.runs.copies import fold_indices, fold_rows
 from pfedbayes.runs.experiment import Experiment, fit_net
 from pfedbayes.runs.schema import FORMAT, UNCHECKED_FORMAT
 from pfedbayes.runs.sections import NetConfig
@@ -72,10 +73,15 @@ def calibration_bytes(federation: Federation, experiment: Experiment, rounds: in
     """
     shards = federation.shards
     preprocessing = shards.preprocessing or Preprocessing.of_arrays(shards.x, shards.num_classes)
-    sets = federation.evaluation_sets("validation", experiment.evaluation.clients)
-    tensors = {"sizes": torch.tensor([len(rows) for rows in sets])}
+    folds = [
+        (index, fold)
+        for index, fold in zip(
+            fold_indices(experiment, shards, len(federation.seeds)), fold_rows(experiment, shards), strict=True
+        )
+    ] or [(0, federation.evaluation_sets("validation", experiment.evaluation.clients))]
+    tensors = {"sizes": torch.tensor([sum(map(len, sets)) for sets in zip(*(fold for _, fold in folds), strict=True)])}
     for which in federation.models():
-        scores = concatenate(list(score_clients(federation, which, sets)))
+        scores = concatenate(list(score_clients(federation, which, folds)))
         tensors |= {f"{which}.{name}": values.contiguous() for name, values in scores._asdict().items()}
     net = fit_net(experiment.net, shards, experiment.method)
     about = _About(

@@ -16,22 +16,30 @@ from typing import Any
 import torch
 
 from pfedbayes.constraints import LARGEST_SEED
-from pfedbayes.data import DataConfig, Shards, TaskShape
+from pfedbayes.data import DataConfig, Shards, TaskShape, holds_tables
 from pfedbayes.engine.federation import Federation
-from pfedbayes.engine.plan import Plan, plan_for, run_size
+from pfedbayes.engine.plan import Plan, largest_batch, plan_for, run_size
 from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError, nearest, one_line
-from pfedbayes.maths.likelihoods import Classification, Likelihood, Regression
+from pfedbayes.maths.likelihoods import Classification, Likelihood, Regression, StudentT
 from pfedbayes.memory import device_memory, host_memory, refuse_too_large
 from pfedbayes.methods import METHODS, Method
-from pfedbayes.nets import Init, Model, Net, WithNoise, cnn, mlp, vgg
+from pfedbayes.nets import Init, Model, Net, TableNet, WithNoise, cnn, mlp, vgg
 from pfedbayes.nets.import_path import build_module, is_import_path
 from pfedbayes.runs.config import build, parse_override, read_toml
-from pfedbayes.runs.sections import Evaluation, Execution, NetConfig
+from pfedbayes.runs.copies import make_copies
+from pfedbayes.runs.sections import TABLE_WIDTH, Evaluation, Execution, NetConfig
 
 MOST_SEEDS = 1000  # federations that are trained at once
 MAIN_JOB: dict[str, dict[str, Any]] = {"method": {"name": "pfedbayes", "zeta": 1.0}}
-# Defaults for the user's own data.
+# Defaults for the user's own tables.
+OWN_TABLES: dict[str, dict[str, Any]] = {
+    "data": {"test_fraction": 0.2},
+    "method": {"name": "hierarchical"},
+    "training": {"rounds": 100, "local_steps": 4, "evaluate_every": 10},
+    "evaluation": {"samples": 100, "estimators": ["mc100"], "folds": 5, "alone": True},
+}
+# Defaults for the user's own images and arrays, and for other methods.
 OWN_DATA: dict[str, dict[str, Any]] = {
     "data": {"test_fraction": 0.2, "validation": 0.2},
     "method": {"name": "pfedbayes", "zeta": 1.0},
@@ -123,13 +131,18 @@ def method_name(method: Method) -> str:
 def read_experiment(path: Path | None = None, overrides: Sequence[str] = ()) -> Experiment:
     """Read an experiment from a TOML file and apply overrides such as "training.rounds=100".
 
-    Without a file the experiment is `OWN_DATA` if an override gives data.path, else `MAIN_JOB`: pFedBayes on small
-    MNIST. An override that names another method drops the file's other settings of [method].
+    Without a file the experiment is `MAIN_JOB`: pFedBayes on small MNIST. If an override gives data.path, it is
+    `OWN_TABLES`; for images, for arrays and if an override names another method, it is `OWN_DATA`. An override that
+    names another method drops the file's other settings of [method].
     """
     if path:
         return from_sections(read_toml(path), overrides)
-    own_data = any(parse_override(text)[:2] == ("data", "path") for text in overrides)
-    return from_sections(OWN_DATA if own_data else MAIN_JOB, overrides)
+    given = {(section, name): value for section, name, value in map(parse_override, overrides)}
+    if ("data", "path") not in given:
+        return from_sections(MAIN_JOB, overrides)
+    chosen = given.get(("method", "name"), "hierarchical")
+    tables = chosen == "hierarchical" and holds_tables(str(given["data", "path"]))
+    return from_sections(OWN_TABLES if tables else OWN_DATA, overrides)
 
 
 def from_sections(sections: Mapping[str, Any], overrides: Sequence[str] = ()) -> Experiment:
@@ -210,13 +223,16 @@ def _settle(net: NetConfig, method: Method, name: str, hidden: tuple[int, ...]) 
 def fit_net(net: NetConfig, shards: Shards, method: Method) -> NetConfig:
     """Fill in what the config leaves to the data.
 
-    Images get the paper's networks where they fit, else a CNN. Tables get an MLP whose width is the square root of the
-    number of rows, between 16 and 100.
+    Images get the paper's networks where they fit, else a CNN. Tables with one target get the network for tables, and
+    arrays an MLP whose width is the square root of the number of rows, between 16 and 100.
     """
     shape = tuple(shards.x.shape[1:])
     if len(shape) == 3:
         paper = {(3, 32, 32): "vgg", (1, 28, 28): "mlp"}
         return _settle(net, method, paper.get(shape, "cnn"), (100,))
+    table = shards.preprocessing is not None and shards.preprocessing.inputs and shards.task_shape.num_targets == 1
+    if net.name == "table" or (table and not net.hidden and net.name is None and method.needs.net is None):
+        return _settle(net, method, "table", (TABLE_WIDTH,))
     rows = sum(len(train) for train in shards.train)
     return _settle(net, method, "mlp", (min(max(round(math.sqrt(rows)), 16), 100),))
 
@@ -229,6 +245,9 @@ def build_model(net: NetConfig, task: TaskShape, method: Method) -> Model:
     outputs = method.needs.outputs or task.num_classes or task.num_targets
     if is_import_path(net.name):
         module = build_module(net.name, shape, outputs, net.settings)
+    elif net.name == "table":
+        module, likelihood = _table_model(net, task, method)
+        return Model(Net(module), likelihood, method.habits.pixels)
     elif net.name == "cnn":
         if len(shape) != 3:
             raise UserError(f"the CNN takes images, the data have shape {shape}: use net.name=mlp")
@@ -248,6 +267,26 @@ def build_model(net: NetConfig, task: TaskShape, method: Method) -> Model:
     return Model(Net(module), likelihood, method.habits.pixels)
 
 
+def _table_model(net: NetConfig, task: TaskShape, method: Method) -> tuple[TableNet, Likelihood]:
+    """Return the network for tables and its likelihood: one logit for two classes, Student's t for numbers."""
+    if len(task.inputs) != 1 or task.num_targets != 1:
+        raise UserError(
+            f"the network for tables takes columns and predicts one target, the data have shape {task.inputs} and "
+            f"{task.num_targets} targets: use net.name=mlp"
+        )
+    (width,) = net.hidden or (TABLE_WIDTH,)
+    plain = task.inputs[0] - task.pieces
+    refuse_too_large(4 * (task.inputs[0] + 1) * (width + 1), host_memory(), "the network", "net.hidden")
+    make = partial(TableNet, plain, task.pieces, width)
+    if task.num_classes is None:
+        if net.sigma_eps is not None:
+            return make(1), Regression(net.sigma_eps / task.unit, task.unit)
+        return make(2, constants=2), StudentT(None, task.unit)
+    if task.num_classes == 2 and method.needs.outputs is None:
+        return make(1, reference=True), Classification()
+    return make(method.needs.outputs or task.num_classes), Classification()
+
+
 def _refuse_large_rounds(experiment: Experiment, shards: Shards, model: Model, num_seeds: int, plan: Plan) -> None:
     """Refuse a round whose models, noise or mini-batches cannot fit into memory."""
     method, training = experiment.method, experiment.training
@@ -255,8 +294,7 @@ def _refuse_large_rounds(experiment: Experiment, shards: Shards, model: Model, n
     memory = device_memory(torch.device(plan.device))
     number = getattr(torch, plan.dtype).itemsize
     together = 1 if plan.over == "loop" else min(at_once, plan.chunk or at_once)
-    largest = max(map(len, shards.train), default=0)
-    batch = largest if method.needs.full_batch else min(largest, training.batch_size)
+    batch = largest_batch(shards, method, training)
     noise = together * math.prod(method.noise_shape(model, batch) or (0,))
     models = 2 * at_once * model.net.num_params  # before and after the round
     remedy = "--seeds, net.hidden, training.participants or method.samples"
@@ -279,14 +317,18 @@ def build_federation(
     """Build a federation at round 0, with the experiment's model unless another is given."""
     net = fit_net(experiment.net, shards, experiment.method)
     model = model or build_model(net, shards.task_shape, experiment.method)
-    make = partial(Federation, shards, model, experiment.method, experiment.training, seeds, net.init)
+    copies = make_copies(experiment, shards)
+    make = partial(Federation, shards, model, experiment.method, experiment.training, seeds, net.init, copies=copies)
     if plan is not None:
-        return make(plan, clients_file)
-    choose = partial(plan_for, model, experiment.method, experiment.training, len(shards.train), len(seeds), device)
+        return make(plan=plan, clients_file=clients_file)
+    every, width = len(seeds) + len(copies), largest_batch(shards, experiment.method, experiment.training)
+    choose = partial(
+        plan_for, model, experiment.method, experiment.training, len(shards.train), every, device, largest=width
+    )
     plan = experiment.execution.adapt(choose())
-    _refuse_large_rounds(experiment, shards, model, len(seeds), plan)
-    federation = make(plan, clients_file)
+    _refuse_large_rounds(experiment, shards, model, every, plan)
+    federation = make(plan=plan, clients_file=clients_file)
     faster = None if experiment.execution.over else federation.faster_over()
     if faster in (None, federation.plan.over):
         return federation
-    return make(experiment.execution.adapt(choose(over=faster)), clients_file)
+    return make(plan=experiment.execution.adapt(choose(over=faster)), clients_file=clients_file)

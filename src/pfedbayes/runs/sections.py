@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pfedbayes.constraints import AtLeastOne, Count, NonNegative, Positive, check
+from pfedbayes.constraints import AtLeastOne, Count, Interval, NonNegative, Positive, check
 from pfedbayes.engine.plan import Dtype, Noise, Over, Plan, Precision, Threads
 from pfedbayes.engine.population import Resting
 from pfedbayes.errors import UserError
@@ -17,8 +17,10 @@ from pfedbayes.nets.convolutions import Convolutions
 from pfedbayes.nets.import_path import is_import_path
 from pfedbayes.runs.config import build, check_plain
 
-NETS = ("mlp", "vgg", "cnn")
+NETS = ("mlp", "table", "vgg", "cnn")
 MOST_LAYERS = 1000
+TABLE_WIDTH = 16  # of the hidden layer of the network for tables
+MOST_FOLDS = 100
 OF_ALL_NETS = ("name", "init", "sigma_eps")  # settings that the user's own modules have too
 
 
@@ -27,9 +29,9 @@ class NetConfig:
     """The network and its noise model."""
 
     name: str | None = None
-    """"mlp", "vgg", "cnn", or the import path of your own module, "my_module:MyNet". Default: fits the data."""
+    """"mlp", "table", "vgg", "cnn", or the import path of your own module, "my_module:MyNet". Default: fits the data."""
     hidden: tuple[int, ...] | None = None
-    """Widths of the hidden layers of an MLP."""
+    """Widths of the hidden layers of an MLP, or of the one hidden layer of the network for tables."""
     activation: Literal["relu", "tanh"] = "relu"
     head: Literal["mlp3", "linear"] = "mlp3"
     """Classifier of the VGG."""
@@ -50,6 +52,10 @@ class NetConfig:
             )
         if any(width < 1 for width in self.hidden or ()):
             raise ValueError(f"hidden widths must be at least 1, got {list(self.hidden or ())}")
+        if self.name == "table" and self.hidden is not None and len(self.hidden) != 1:
+            raise ValueError(
+                f"the network for tables has one hidden layer, so hidden is one width, e.g. [{TABLE_WIDTH}]"
+            )
         if len(self.hidden or ()) > MOST_LAYERS:
             raise ValueError(f"hidden must have at most {MOST_LAYERS} widths, got {len(self.hidden or ())}")
 
@@ -94,12 +100,19 @@ class Evaluation:
     average_every: AtLeastOne[int] = 1
     """Score the average of the draws, the most expensive estimator, only in rounds divisible by this number and in the
     last round."""
+    folds: Annotated[int, Interval(at_least=0, at_most=MOST_FOLDS)] = 0
+    """Train this many more federations, each without one fold of the training rows, and calibrate predictions by what
+    they say of the rows left out; 0 for none. A run with validation rows of its own uses those instead."""
+    alone: bool = False
+    """Also train each client alone, to show what joining bought."""
 
     def __post_init__(self) -> None:
         check(self)
         known = estimator_names(self.samples)
         if self.estimators is not None and (not self.estimators or not set(self.estimators) <= set(known)):
             raise ValueError(f"estimators must be some of {', '.join(known)}, got {list(self.estimators)}")
+        if self.folds == 1:
+            raise ValueError("folds is 1, which leaves no rows to train on: give 0, or at least 2")
         if self.average_every > 1 and not self._without_average:
             raise ValueError("average_every leaves nothing to score in most rounds: give another estimator too")
 
@@ -111,6 +124,7 @@ class Evaluation:
     def after(self, round: int, rounds: int) -> dict[str, Any]:
         """Return the arguments of `Prediction.evaluate` after round `round` of `rounds`."""
         options = dataclasses.asdict(self)
+        del options["folds"], options["alone"]
         if round % options.pop("average_every") and round != rounds:
             options["estimators"] = self._without_average
         return options

@@ -44,14 +44,19 @@ def score(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Scores:
     return Scores(odd.cpu(), confidence(log_probs).cpu(), (log_probs.argmax(-1) != y).cpu())
 
 
-def score_clients(federation: Federation, which: Which, sets: Sequence[Tensor]) -> Iterator[Scores]:
-    """Yield the scores of each client on its rows of the pool; clients without rows are skipped."""
-    shared = trained_model(federation, which, 0).outputs(DRAWS) if which == "shared" else None
-    for i, rows in enumerate(sets):
-        if len(rows):
-            batch = federation.batch_of(rows)
-            outputs = shared or trained_model(federation, which, i).outputs(DRAWS)
-            yield score(federation.model.likelihood, outputs(batch.x), batch.y)
+def score_clients(
+    federation: Federation, which: Which, folds: Sequence[tuple[int, Sequence[Tensor]]]
+) -> Iterator[Scores]:
+    """Yield the scores of each client, fold by fold; clients without rows are skipped.
+
+    folds: for each fold the index of the federation that was trained without it, and each client's rows of the pool.
+    """
+    for i in range(len(folds[0][1])):
+        for index, sets in folds:
+            if len(sets[i]):
+                batch = federation.batch_of(sets[i])
+                outputs = trained_model(federation, which, i, index).outputs(DRAWS)
+                yield score(federation.model.likelihood, outputs(batch.x), batch.y)
 
 
 def concatenate(scores: Sequence[Scores]) -> Scores:

@@ -56,6 +56,14 @@ def load_own(config: DataConfig) -> Shards:
     return _shards(tables, target, config, others)
 
 
+def holds_tables(path: str) -> bool:
+    """Return whether a path of the user's own data leads to tables, and not to images or arrays."""
+    place = existing(path)
+    if place.is_dir():
+        return not images.is_tree(place) and all(file.suffix.lower() != ".npz" for file in _files(place))
+    return place.suffix.lower() != ".npz"
+
+
 def shards_from_tables(
     tables: Mapping[str, Any],
     target: str,

@@ -141,6 +141,7 @@ class PFedGP(Method):
     def needs(self) -> Needs:
         return Needs(
             full_batch=True,
+            at_once=5,  # more need memory that has to be allocated anew every round
             labels=True,
             eager=True,
             full_precision=True,
