@@ -43,8 +43,8 @@ def canonical(text: str) -> str:
 
 
 def encode(about: dict, rows: list[dict[str, str]]) -> Tensor:
-    """Return the inputs (n, d) of table rows: numbers standardised, categories as indicators."""
-    inputs = []
+    """Return the inputs (n, d) of table rows: numbers standardised, categories as indicators; then the pieces."""
+    inputs, pieces = [], []
     for column in about["preprocessing"]["inputs"]:
         cells = [row[column["name"]].strip() for row in rows]
         there = torch.tensor([cell.lower() not in MISSING for cell in cells])
@@ -58,7 +58,12 @@ def encode(about: dict, rows: list[dict[str, str]]) -> Tensor:
         numbers = torch.tensor([float(cell) if ok else 0.0 for cell, ok in zip(cells, there, strict=True)]).double()
         standard = torch.where(there, (numbers - column["mean"]) / column["deviation"], 0.0)
         inputs.append(torch.stack([standard, ~there][: 1 + column["indicator"]], dim=1).float())
-    return torch.cat(inputs, dim=1)
+        if edges := column.get("edges"):  # of the bins of the piecewise-linear encoding
+            ends = torch.tensor(edges).double()
+            filled = torch.where(there, numbers, column["mean"])[:, None]
+            ramps = ((filled - ends[:-1]) / ends.diff()).clamp(0, 1)
+            pieces.append(2 * (ramps - torch.tensor(column["centres"]).double()).float())
+    return torch.cat([*inputs, *pieces], dim=1)
 
 
 def outputs(about: dict, weights: dict[str, Tensor], x: Tensor, network: nn.Module | None = None) -> Tensor:

@@ -140,7 +140,7 @@ def test_the_page_on_own_data_shows_the_preset_and_tables_that_work(capsys):
     assert (data.client_column, data.categories) == ("hospital", ("ward",))
     *_, block = python_blocks(page)
     run_block(block)
-    assert "2 columns (1 numeric, 1 categorical) as 4 inputs" in capsys.readouterr().out
+    assert "2 columns (1 numeric, 1 categorical) as 10 inputs, 6 of them piecewise linear" in capsys.readouterr().out
 
 
 def test_the_prediction_of_the_page_on_own_data_works(tmp_path, monkeypatch, capsys):

@@ -53,6 +53,10 @@ class TestConfig:
             ({"split": "overlap", "certify": 0.2}, "train on the held-out data of others"),
             ({"name": "regression", "split": "shuffle"}, "has no labels for split"),
             ({"size": None}, "the number of images is not set"),
+            ({"name": "files", "path": "a.csv", "pieces": 1}, "pieces = 1 is a straight line.*give 0 or at least 2"),
+            ({"name": "files", "path": "a.csv", "pieces": -1}, "pieces must be between 0 and 32, got -1"),
+            ({"name": "files", "path": "a.csv", "pieces": 33}, "pieces must be between 0 and 32, got 33"),
+            ({"pieces": 0}, "pieces applies only to your own files"),
             ({"examples": 4}, "leaves no training example"),
         ],
     )

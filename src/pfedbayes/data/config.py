@@ -17,6 +17,9 @@ SplitRule = Literal["stratified", "shuffle", "overlap"]
 Task = Literal["classification", "regression"]
 Fraction = Annotated[float, Interval(at_least=0, less_than=1)]
 
+PIECES = 6
+MAX_PIECES = 32
+
 
 @dataclass(frozen=True)
 class Protocol:
@@ -36,7 +39,8 @@ PROTOCOLS: dict[Name, Protocol] = {
     "cifar10": Protocol(clients=20, block=600, sizes={"small": (25, 475), "medium": (100, 400), "large": (450, 150)}),
 }
 # Settings that apply to one kind of data only.
-FILES_ONLY = ("path", "target", "client_column", "split_column", "task", "categories", "ignore", "image_size")
+FILES_ONLY = ("path", "target", "client_column", "split_column", "task", "categories", "ignore", "image_size",
+              "pieces")  # fmt: skip
 NOT_FILES = (
     "size", "clients", "labels", "labels_per_client", "train_per_label", "test_per_label", "examples", "alpha", "split",
     "features", "classes", "noise", "dir",
@@ -108,6 +112,8 @@ class DataConfig:
     """Columns to leave out."""
     image_size: tuple[int, int] | None = None
     """Height and width to which images are resized."""
+    pieces: Annotated[int, Interval(at_least=0, at_most=MAX_PIECES)] = PIECES
+    """Bins of the piecewise-linear encoding of a column of numbers; 0 for no such encoding."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -118,10 +124,13 @@ class DataConfig:
                 raise ValueError(f"{key} must be one of {listed}, got {value!r}")
         if (self.name == "files") != (self.path is not None):
             raise ValueError('path (--data) and name = "files" belong together: give both or neither')
-        if self.name != "files" and (given := [key for key in FILES_ONLY if getattr(self, key)]):
+        defaults = {field.name: field.default for field in fields(self)}
+        if self.name != "files" and (given := [key for key in FILES_ONLY if getattr(self, key) != defaults[key]]):
             raise ValueError(f"{given[0]} applies only to your own files: give their path too (--data)")
         if self.image_size is not None and min(self.image_size) < 1:
             raise ValueError(f"image_size must be height and width of at least 1, got {list(self.image_size)}")
+        if self.pieces == 1:
+            raise ValueError("pieces = 1 is a straight line, which a network has anyway: give 0 or at least 2")
         if self.name != "files":
             self._check_counts()
 

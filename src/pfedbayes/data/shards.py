@@ -30,6 +30,8 @@ class TaskShape:
     """Target dimensions d of a regression; 1 for labels."""
     unit: float = 1.0
     """The standard deviation by which the targets of a regression were divided."""
+    pieces: int = 0
+    """Number of piecewise-linear inputs of tables, which are the last ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +107,8 @@ class Shards:
         """The shapes of inputs and targets, for which a network is built."""
         num_targets = self.y.shape[1] if self.num_classes is None else 1
         unit = self.preprocessing.target.deviation if self.preprocessing else 1.0
-        return TaskShape(tuple(self.x.shape[1:]), self.num_classes, num_targets, unit)
+        pieces = self.preprocessing.pieces if self.preprocessing else 0
+        return TaskShape(tuple(self.x.shape[1:]), self.num_classes, num_targets, unit, pieces)
 
     @property
     def class_names(self) -> tuple[str, ...] | None:

@@ -48,9 +48,9 @@ class CalibrationRecord:
     @property
     def task_shape(self) -> TaskShape:
         """The shapes of inputs and targets, for which the network was built."""
-        target = self.preprocessing.target
+        target, pieces = self.preprocessing.target, self.preprocessing.pieces
         classes = None if target.classes is None else len(target.classes)
-        return TaskShape(tuple(self.preprocessing.shape), classes, self.num_targets, target.deviation)
+        return TaskShape(tuple(self.preprocessing.shape), classes, self.num_targets, target.deviation, pieces)
 
 
 @dataclass(frozen=True)

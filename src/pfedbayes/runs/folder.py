@@ -59,7 +59,7 @@ class Run:
 
     folder: Path
     sections: dict[str, dict[str, Any]]
-    """config.toml as it was written, to print it and to compare it."""
+    """config.toml, to print it and to compare it."""
     info: RunInfo
     rounds: list[RoundRecord]
     summary: Summary | None
@@ -123,6 +123,8 @@ def read_run(folder: Path, log_bytes: int | None = None) -> Run:
         sections = parse_toml(read_bytes(folder / CONFIG, follow=False).decode())
         if not all(isinstance(values, dict) for values in sections.values()):
             raise ValueError("it has settings outside of sections")
+        if "path" in sections.get("data", {}):  # earlier versions had no piecewise-linear inputs
+            sections["data"].setdefault("pieces", 0)
     summary = None
     if _exists(folder / SUMMARY):
         with reading(folder / SUMMARY, NEW_RUN):

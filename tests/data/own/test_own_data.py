@@ -60,7 +60,8 @@ CLINICS = clinics("outcome", "cost")
 
 def test_a_csv_needs_no_config(here, run):
     output = run(*CLINICS, *SHORT, "--out", "a")
-    assert "2 columns (1 numeric, 1 categorical) as 5 inputs; outcome: classification into gesund, krank" in output
+    assert "data: 2 columns (1 numeric, 1 categorical) as 11 inputs, 6 of them piecewise linear; outcome:" in output
+    assert "outcome: classification into gesund, krank" in output
     assert "clients: 3, with 57 train, 15 validation, 18 test rows" in output
     folder = runs.read_run(here / "a")
     assert folder.info.clients == ["Nord", "Süd", "[West]"]
@@ -131,6 +132,18 @@ def test_a_run_is_resumed_with_the_same_data_from_anywhere(here, monkeypatch, ru
         package.load(here / "a")
 
 
+def test_a_run_of_an_earlier_version_has_no_pieces_and_is_loaded_and_resumed(here, run, command):
+    run(*CLINICS, *SHORT, "--set", "data.pieces=0", "--out", "a")
+    config = (here / "a" / runs.CONFIG).read_text()
+    assert "pieces = 0\n" in config
+    (here / "a" / runs.CONFIG).write_text(config.replace("pieces = 0\n", ""))
+    assert package.load(here / "a").shards.task_shape.pieces == 0
+    run("--resume", "--out", "a", "--set", "training.rounds=6")
+    assert runs.read_run(here / "a").summary.rounds == 6
+    said = command("--resume", "--out", "a", "--set", "data.pieces=6").err
+    assert "was made by another config (data.pieces was 0 and is 6)" in said
+
+
 def test_the_preset_is_shown_before_anything_is_done(here, run):
     output = run(*CLINICS, "--dry-run")
     for section, values in OWN_DATA.items():
@@ -163,7 +176,7 @@ def test_a_module_of_ones_own_is_named_on_the_command_line(here, run):
         "    return Sequential(Linear(*shape, width), Tanh(), Linear(width, outputs))"
     )
     run(*CLINICS, *SHORT, "--net", "small_net:make", "--set", "net.width=5", "--out", "a")
-    assert runs.read_run(here / "a").info.num_params == 5 * 5 + 5 + 5 * 2 + 2
+    assert runs.read_run(here / "a").info.num_params == 11 * 5 + 5 + 5 * 2 + 2
 
 
 @pytest.mark.parametrize(

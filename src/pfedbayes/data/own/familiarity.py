@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from pfedbayes.data.own.columns import Table, Texts, missing
-from pfedbayes.data.own.preprocessing import Input, Preprocessing
+from pfedbayes.data.own.inputs import Input
+from pfedbayes.data.own.preprocessing import Preprocessing
 
 REACH = 5.0  # standard deviations; at most 1/25 of the training data lie farther away, whatever their distribution
 WARN_ABOVE = 0.05  # share of the cells of a column

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfedbayes.data.config import DataConfig, Task
+from pfedbayes.data.config import PIECES, DataConfig, Task
 from pfedbayes.data.own import images
 from pfedbayes.data.own.columns import (
     Budget,
@@ -75,6 +75,7 @@ def shards_from_tables(
     test_fraction: float = 0.2,
     validation: float = 0.0,
     seed: int = 1,
+    pieces: int = PIECES,
 ) -> Shards:
     """Return shards of tables in memory.
 
@@ -83,7 +84,7 @@ def shards_from_tables(
     """
     config = DataConfig(
         name="files", path="tables", target=target, task=task, split_column=split_column, categories=tuple(categories),
-        ignore=tuple(ignore), test_fraction=test_fraction, validation=validation, seed=seed,
+        ignore=tuple(ignore), test_fraction=test_fraction, validation=validation, seed=seed, pieces=pieces,
     )  # fmt: skip
     schema, budget = _schema(config, target), Budget()
     own = {name: table_of(columns, name, schema, budget) for name, columns in tables.items()}
@@ -96,7 +97,7 @@ def summarise_client(config: DataConfig, client: int, name: str) -> ClientSummar
     client: its number, which determines the random split of its rows.
     """
     table, cut = _read_client(config, client, name)
-    return summarise(name, table, str(config.target), cut["train"], config.task)
+    return summarise(name, table, str(config.target), cut["train"], config.task, quantiles=config.pieces > 0)
 
 
 def load_client(config: DataConfig, client: int, name: str, preprocessing: Preprocessing) -> Shards:
@@ -229,10 +230,11 @@ def _shards(tables: Mapping[str, Table], target: str, config: DataConfig, others
     own = {name: table.without(config.split_column) for name, table in tables.items()}
     fitted = combine(
         [
-            summarise(name, table, target, cut["train"], config.task)
+            summarise(name, table, target, cut["train"], config.task, quantiles=config.pieces > 0)
             for (name, table), cut in zip(own.items(), cuts, strict=True)
         ],
         config.task,
+        config.pieces,
     )
     preprocessing = replace(fitted, others=(*others, *fitted.others))
     return _encoded(own, cuts, preprocessing, config.path or "the tables")

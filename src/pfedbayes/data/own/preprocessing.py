@@ -2,7 +2,8 @@
 
 Each client summarises its own rows (`summaries`); `combine` fits the encoding to the summaries alone. A column of
 numbers is standardised; missing cells become the mean, and set an indicator input if training data miss some. A column
-of categories becomes one input per category, and one for missing cells and unseen categories.
+of categories becomes one input per category, and one for missing cells and unseen categories. After all of these come
+piecewise-linear inputs of the columns of numbers (`pieces`).
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedbayes.data.config import Task
+from pfedbayes.data.config import MAX_PIECES, PIECES, Task
 from pfedbayes.data.own.columns import (
-    MAX_CATEGORIES,
     Column,
     Kind,
     Numbers,
@@ -34,6 +34,8 @@ from pfedbayes.data.own.columns import (
     missing,
     places,
 )
+from pfedbayes.data.own.inputs import Input, deviation_of, fit_input
+from pfedbayes.data.own.pieces import Pieces, require_sound_pieces
 from pfedbayes.data.own.summaries import (
     MAX_CLASSES,
     MAX_INTEGER_CLASSES,
@@ -55,11 +57,14 @@ MAX_NUMBERS = 2**28  # of one example
 FARTHEST = 1e12  # standard deviations of a number from the mean of the training data; networks overflow beyond
 
 
-def combine(summaries: Sequence[ClientSummary], task: Task | None = None) -> Preprocessing:
+def combine(summaries: Sequence[ClientSummary], task: Task | None = None, pieces: int = PIECES) -> Preprocessing:
     """Fit the preprocessing to the summaries of all clients.
 
-    task: inferred from the target if not given.
+    task: inferred from the target if not given. pieces: bins of the piecewise-linear encoding of a column of numbers,
+    or 0. There are none for summaries without quantiles.
     """
+    if not 0 <= pieces <= MAX_PIECES:
+        raise UserError(f"pieces is {pieces}: give a number between 0 and {MAX_PIECES}")
     if not summaries:
         raise UserError("there are no clients: give the summary of each client")
     names = set[str]()
@@ -70,9 +75,10 @@ def combine(summaries: Sequence[ClientSummary], task: Task | None = None) -> Pre
         names.add(summary.client)
     require_equal_columns(summaries)
     first, ordered = summaries[0], in_one_order(summaries)
-    columns = [merge([summary.columns[k] for summary in ordered], summaries) for k in range(len(first.columns))]
-    inputs = tuple(_input(column) for column in columns if column.kind)
-    shape = first.shape or (sum(column.width for column in inputs),)
+    parts = list(zip(*(summary.columns for summary in ordered), strict=True))
+    columns = [merge(own, summaries) for own in parts]
+    inputs = tuple(fit_input(column, own, pieces) for column, own in zip(columns, parts, strict=True) if column.kind)
+    shape = first.shape or (_width(inputs),)
     if not inputs and first.shape is None:
         raise UserError("there is no column to predict from: add columns besides the target")
     target = merge([summary.target for summary in summaries], summaries)
@@ -80,58 +86,8 @@ def combine(summaries: Sequence[ClientSummary], task: Task | None = None) -> Pre
     return Preprocessing(inputs, shape, _target(target, task), image=first.image, others=empty)
 
 
-@dataclass(frozen=True)
-class Input:
-    """How one column is encoded."""
-
-    name: str
-    kind: Kind
-    mean: float = 0.0
-    """Mean of the numbers."""
-    deviation: float = 1.0
-    """Standard deviation of the numbers."""
-    indicator: bool = False
-    """Whether a second input says that the cell is missing."""
-    categories: tuple[str, ...] = ()
-    """The categories, one input each."""
-
-    @property
-    def width(self) -> int:
-        """Number of inputs."""
-        return len(self.categories) + 1 if self.kind == "category" else 1 + self.indicator
-
-    def encode(self, column: Column) -> NDArray[np.float32]:
-        """Return the inputs (n, width)."""
-        if isinstance(column, Texts):
-            return self._encode_texts(column)
-        absent = np.isnan(column)
-        standard = np.where(absent, 0.0, (column - self.mean) / self.deviation)
-        with np.errstate(over="ignore"):  # numbers that are too large are refused by `Preprocessing.encode`
-            return np.stack([standard, absent][: self.width], axis=1).astype(np.float32)
-
-    def _encode_texts(self, column: Texts) -> NDArray[np.float32]:
-        unknown = len(self.categories)
-        # Code -1, a missing cell, selects the last entry.
-        lookup = np.array([*places(self.categories, column.levels, unknown), unknown])
-        inputs: NDArray[np.float32] = np.eye(unknown + 1, dtype=np.float32)[lookup[column.codes]]
-        return inputs
-
-
-def _input(column: ColumnSummary) -> Input:
-    if column.kind == "number":
-        return Input(column.name, "number", column.mean, _deviation(column), indicator=column.missing > 0)
-    if column.values is None or len(column.values) > MAX_CATEGORIES:
-        raise UserError(
-            f"the column {column.name!r} has more than {MAX_CATEGORIES} categories: leave it out with "
-            f"data.ignore=[{column.name!r}], or write numbers or fewer categories"
-        )
-    return Input(column.name, "category", categories=column.values)
-
-
-def _deviation(column: ColumnSummary) -> float:
-    """Return the standard deviation; 1 if all values are equal up to rounding."""
-    deviation = math.sqrt(column.squares / column.count) if column.count else 0.0
-    return deviation if deviation > 1e-9 * abs(column.mean) else 1.0
+def _width(inputs: Sequence[Input]) -> int:
+    return sum(column.width + column.pieces for column in inputs)
 
 
 @dataclass(frozen=True)
@@ -197,7 +153,7 @@ def _target(column: ColumnSummary, task: Task | None) -> Target:
     if task == "regression":
         if column.kind == "category":
             raise UserError(f"the target {column.name!r} holds text: leave --task out, or write numbers")
-        return Target(column.name, task, None, column.mean, _deviation(column))
+        return Target(column.name, task, None, column.mean, deviation_of(column))
     if column.values is None or len(column.values) > MAX_CLASSES:
         raise UserError(
             f"the target {column.name!r} has more than {MAX_CLASSES} different values: use --task regression if it is "
@@ -226,6 +182,11 @@ class Preprocessing:
     """Columns that a table may have but that are not inputs."""
 
     @property
+    def pieces(self) -> int:
+        """Number of piecewise-linear inputs, which are the last ones."""
+        return sum(column.pieces for column in self.inputs)
+
+    @property
     def schema(self) -> Schema:
         """The schema of a table that is read for prediction, without its target."""
         kinds: dict[str, Kind] = {column.name: column.kind for column in self.inputs}
@@ -237,7 +198,7 @@ class Preprocessing:
         return Schema(roles=(*names, *others), kinds=self.schema.kinds, only=(*names, *others))
 
     def encode(self, table: Table) -> Tensor:
-        """Return the inputs (n, *shape) of a table."""
+        """Return the inputs (n, *shape) of a table: the plain inputs of all columns, then the piecewise-linear ones."""
         if table.x is not None or not self.inputs:
             return self._encode_arrays(table)
         names = [column.name for column in self.inputs]
@@ -252,7 +213,7 @@ class Preprocessing:
                 raise UserError(
                     f"{table.where} has the column {name!r}, which the models were not trained with: remove it"
                 )
-        parts = []
+        parts, pieces = [], []
         for column in self.inputs:
             cells = table.columns[column.name]
             if isinstance(cells, Texts) != (column.kind == "category") and not missing(cells).all():
@@ -264,7 +225,9 @@ class Preprocessing:
             parts.append(column.encode(like := _like(cells, column.kind)))
             if not isinstance(like, Texts):
                 _require_near(table, column.name, like, parts[-1][:, 0])
-        return torch.from_numpy(np.concatenate(parts, axis=1))
+                if column.pieces:
+                    pieces.append(column.encode_pieces(like))
+        return torch.from_numpy(np.concatenate([*parts, *pieces], axis=1))
 
     def _encode_arrays(self, table: Table) -> Tensor:
         found = (len(table.columns),) if table.x is None else table.x.shape[1:]
@@ -284,6 +247,7 @@ class Preprocessing:
             parts = [f"{kinds.count(kind)} {name}" for kind, name in
                      (("number", "numeric"), ("category", "categorical")) if kind in kinds]  # fmt: skip
             what = f"{len(kinds)} columns ({', '.join(parts)}) as {self.shape[0]} inputs"
+            what += f", {self.pieces} of them piecewise linear" if self.pieces else ""
         else:
             what = f"{'images' if self.image else 'arrays'} of shape {' x '.join(map(str, self.shape))}"
         if self.target.classes is not None:
@@ -294,7 +258,11 @@ class Preprocessing:
 
     def as_object(self) -> dict[str, Any]:
         """Return the preprocessing as a JSON object."""
-        return {"format": FORMAT, **dataclasses.asdict(self)}
+        content = dataclasses.asdict(self)
+        for column in content["inputs"]:
+            if not column["edges"]:  # the object and its digest are those of earlier versions
+                del column["edges"], column["centres"]
+        return {"format": FORMAT, **content}
 
     def to_json(self) -> str:
         """Return the preprocessing as JSON, for a run folder."""
@@ -344,7 +312,9 @@ class Preprocessing:
             raise ValueError("a column, category or class is listed twice")
         if not self.shape or min(self.shape) < 1 or math.prod(self.shape) > MAX_NUMBERS:
             raise ValueError(f"shape is {self.shape}")
-        if self.inputs and self.shape != (sum(column.width for column in self.inputs),):
+        for column in self.inputs:
+            require_sound_pieces(Pieces(column.edges, column.centres), MAX_PIECES if column.kind == "number" else 0)
+        if self.inputs and self.shape != (_width(self.inputs),):
             raise ValueError(f"shape is {self.shape}, but the columns have other widths")
         if (self.target.task == "regression") != (self.target.classes is None) or self.target.classes == ():
             raise ValueError(f"the target of a {self.target.task} has the classes {self.target.classes}")

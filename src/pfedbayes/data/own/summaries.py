@@ -1,8 +1,12 @@
-"""Aggregates of a client's table: all that leaves a client for the fit of the preprocessing."""
+"""Aggregates of a client's table: all that leaves a client for the fit of the preprocessing.
+
+Of a column of numbers these are counts, mean, sum of squared deviations and interior quantiles of the training rows.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +20,7 @@ from pfedbayes.data.own.columns import (
     MAX_CATEGORIES,
     Column,
     Kind,
+    Numbers,
     Table,
     Texts,
     as_text,
@@ -34,6 +39,8 @@ from pfedbayes.files.typed import from_json
 MAX_CLASSES = 1000  # of a target
 MAX_ROWS = 10**10  # of a client
 MAX_INTEGER_CLASSES = 20  # a target with at most this many different values, all integers, holds classes
+MAX_QUANTILES = 33
+ROWS_PER_QUANTILE = 4  # at least; so the smallest and the largest row of a client do not leave it
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,8 @@ class ColumnSummary:
     """The different values; None if there are too many."""
     whole: bool = False
     """Whether all values are integers."""
+    quantiles: tuple[float, ...] = ()
+    """Numbers of K rows, at the levels (k + 1/2) / K of the sorted numbers; empty for text and for few rows."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +129,18 @@ def _require_sound_column(column: ColumnSummary, rows: int, most: int) -> None:
     values = column.values
     _require(values is None or len(values) == len(set(values)) <= most, f"{about} repeats values or has too many")
     _require(values is None or len(values) >= (column.kind is not None), f"{about} has cells but no values")
+    _require_sound_quantiles(column, about)
+
+
+def _require_sound_quantiles(column: ColumnSummary, about: str) -> None:
+    quantiles = column.quantiles
+    most = min(column.count // ROWS_PER_QUANTILE, MAX_QUANTILES) if column.kind == "number" else 0
+    _require(len(quantiles) <= most, f"{about} has {len(quantiles)} quantiles of {column.count} numbers")
+    for quantile in quantiles:
+        # Each is the number of a row, so its squared deviation is part of the sum. This also refuses NaN.
+        off = quantile - column.mean
+        _require(abs(quantile) <= LARGEST and off * off <= column.squares, f"{about} has the quantile {quantile}")
+    _require(all(a <= b for a, b in pairwise(quantiles)), f"{about} has quantiles that are not sorted")
 
 
 def _require(holds: bool, otherwise: str) -> None:
@@ -127,17 +148,23 @@ def _require(holds: bool, otherwise: str) -> None:
         raise ValueError(otherwise)
 
 
-def summarise(client: str, table: Table, target: str, train: Rows, task: Task | None = None) -> ClientSummary:
+def summarise(
+    client: str, table: Table, target: str, train: Rows, task: Task | None = None, quantiles: bool = True
+) -> ClientSummary:
     """Summarise a client's table.
 
     The inputs and the mean of the target come from the training rows alone. The values of the target come from all
     rows; they are included only if they are classes or, without a task, may be classes.
+
+    quantiles: whether to include quantiles of the input columns that hold numbers, for their piecewise-linear encoding.
     """
     whole = table.columns[target]
     return ClientSummary(
         client=client,
         columns=tuple(
-            summarise_column(name, take(column, train)) for name, column in table.columns.items() if name != target
+            summarise_column(name, take(column, train), quantiles)
+            for name, column in table.columns.items()
+            if name != target
         ),
         target=dataclasses.replace(
             summarise_column(target, take(whole, train)), **_target_values(whole, task), kind=_kind(whole)
@@ -147,8 +174,8 @@ def summarise(client: str, table: Table, target: str, train: Rows, task: Task | 
     )
 
 
-def summarise_column(name: str, column: Column) -> ColumnSummary:
-    """Return the aggregates of one column."""
+def summarise_column(name: str, column: Column, quantiles: bool = False) -> ColumnSummary:
+    """Return the aggregates of one column. quantiles: whether to include quantiles of numbers."""
     present = ~missing(column)
     count = int(present.sum())
     kind = _kind(column)
@@ -156,7 +183,24 @@ def summarise_column(name: str, column: Column) -> ColumnSummary:
         return ColumnSummary(name, kind, count, len(present) - count, values=_categories(column, MAX_CATEGORIES))
     numbers = column[present]
     mean = float(numbers.mean()) if count else 0.0
-    return ColumnSummary(name, kind, count, len(present) - count, mean, float(np.square(numbers - mean).sum()))
+    return ColumnSummary(
+        name, kind, count, len(present) - count, mean, float(np.square(numbers - mean).sum()),
+        quantiles=interior_quantiles(numbers) if quantiles else (),
+    )  # fmt: skip
+
+
+def interior_quantiles(numbers: Numbers) -> tuple[float, ...]:
+    """Return the quantiles of numbers (n,) at the levels (k + 1/2) / K for k < K = min(n // 4, 33).
+
+    Each is the number of a row and stands for at least four rows. At least one row lies on either side of all of
+    them, so the smallest and the largest row are left out. Fewer than eight numbers have no quantiles.
+    """
+    n = len(numbers)
+    if n < 2 * ROWS_PER_QUANTILE:
+        return ()
+    count = min(n // ROWS_PER_QUANTILE, MAX_QUANTILES)
+    ranks = ((2 * np.arange(count) + 1) * n - 1) // (2 * count)
+    return tuple(np.sort(numbers)[ranks].tolist())
 
 
 def _kind(column: Column) -> Kind | None:
@@ -216,7 +260,8 @@ def _require_equal(one: ClientSummary, other: ClientSummary) -> None:
 def merge(columns: Sequence[ColumnSummary], summaries: Sequence[ClientSummary]) -> ColumnSummary:
     """Merge the summaries of one column over all clients.
 
-    Means and squared deviations are merged by the method of Chan, Golub and LeVeque, which loses no precision.
+    Means and squared deviations are merged by the method of Chan, Golub and LeVeque, which loses no precision. Sums
+    are rounded once, so the order of the clients does not matter.
     """
     by_kind = {c.kind: s.client for c, s in zip(columns, summaries, strict=True) if c.kind}
     if len(by_kind) > 1:
@@ -225,8 +270,8 @@ def merge(columns: Sequence[ColumnSummary], summaries: Sequence[ClientSummary]) 
             f"{by_kind['category']}: write it in the same way everywhere, or list it in data.categories"
         )
     count = sum(column.count for column in columns)
-    mean = sum(column.mean * column.count for column in columns) / count if count else 0.0
-    squares = sum(column.squares + column.count * (column.mean - mean) ** 2 for column in columns)
+    mean = math.fsum(column.mean * column.count for column in columns) / count if count else 0.0
+    squares = math.fsum(column.squares + column.count * (column.mean - mean) ** 2 for column in columns)
     sets = [column.values for column in columns if column.kind]
     values = None if None in sets else tuple(by_value({canonical(value) for own in sets for value in own or ()}))
     return ColumnSummary(
