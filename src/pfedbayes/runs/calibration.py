@@ -73,12 +73,9 @@ def calibration_bytes(federation: Federation, experiment: Experiment, rounds: in
     """
     shards = federation.shards
     preprocessing = shards.preprocessing or Preprocessing.of_arrays(shards.x, shards.num_classes)
-    folds = [
-        (index, fold)
-        for index, fold in zip(
-            fold_indices(experiment, shards, len(federation.seeds)), fold_rows(experiment, shards), strict=True
-        )
-    ] or [(0, federation.evaluation_sets("validation", experiment.evaluation.clients))]
+    indices = fold_indices(experiment, shards, len(federation.seeds))
+    folds: list[tuple[int, Sequence[Tensor]]] = list(zip(indices, fold_rows(experiment, shards), strict=True))
+    folds = folds or [(0, federation.evaluation_sets("validation", experiment.evaluation.clients))]
     tensors = {"sizes": torch.tensor([sum(map(len, sets)) for sets in zip(*(fold for _, fold in folds), strict=True)])}
     for which in federation.models():
         scores = concatenate(list(score_clients(federation, which, folds)))

@@ -246,8 +246,7 @@ def build_model(net: NetConfig, task: TaskShape, method: Method) -> Model:
     if is_import_path(net.name):
         module = build_module(net.name, shape, outputs, net.settings)
     elif net.name == "table":
-        module, likelihood = _table_model(net, task, method)
-        return Model(Net(module), likelihood, method.habits.pixels)
+        return Model(*_table_model(net, task, method), method.habits.pixels)
     elif net.name == "cnn":
         if len(shape) != 3:
             raise UserError(f"the CNN takes images, the data have shape {shape}: use net.name=mlp")
@@ -267,7 +266,7 @@ def build_model(net: NetConfig, task: TaskShape, method: Method) -> Model:
     return Model(Net(module), likelihood, method.habits.pixels)
 
 
-def _table_model(net: NetConfig, task: TaskShape, method: Method) -> tuple[TableNet, Likelihood]:
+def _table_model(net: NetConfig, task: TaskShape, method: Method) -> tuple[Net, Likelihood]:
     """Return the network for tables and its likelihood: one logit for two classes, Student's t for numbers."""
     if len(task.inputs) != 1 or task.num_targets != 1:
         raise UserError(
@@ -277,7 +276,10 @@ def _table_model(net: NetConfig, task: TaskShape, method: Method) -> tuple[Table
     (width,) = net.hidden or (TABLE_WIDTH,)
     plain = task.inputs[0] - task.pieces
     refuse_too_large(4 * (task.inputs[0] + 1) * (width + 1), host_memory(), "the network", "net.hidden")
-    make = partial(TableNet, plain, task.pieces, width)
+
+    def make(outputs: int, constants: int = 0, reference: bool = False) -> Net:
+        return Net(TableNet(plain, task.pieces, width, outputs, constants, reference))
+
     if task.num_classes is None:
         if net.sigma_eps is not None:
             return make(1), Regression(net.sigma_eps / task.unit, task.unit)

@@ -29,7 +29,7 @@ class NetConfig:
     """The network and its noise model."""
 
     name: str | None = None
-    """"mlp", "table", "vgg", "cnn", or the import path of your own module, "my_module:MyNet". Default: fits the data."""
+    """"mlp", "table", "vgg", "cnn", or the import path of your own module, "my_module:MyNet". Default: what fits."""
     hidden: tuple[int, ...] | None = None
     """Widths of the hidden layers of an MLP, or of the one hidden layer of the network for tables."""
     activation: Literal["relu", "tanh"] = "relu"
