@@ -36,6 +36,7 @@ def test_trimmed_mean_leaves_out_both_ends_of_every_entry():
     assert trimmed_mean(uploads, 0.2).tolist() == pytest.approx([(1 + 2 + 4) / 3, 6.0])
     assert trimmed_mean(uploads, 0.0).tolist() == pytest.approx(uploads.mean(0).tolist())
     assert trimmed_mean(uploads[:2], 0.4).tolist() == pytest.approx([1.5, -20.5])  # of two none can be left out
+    assert trimmed_mean(torch.tensor([0.0, 1.0, 5.0, 8.0, 90.0]), 0.4) == 5  # the median is left
     # 0.2 of 7 values are 1.4: two at each end.
     assert trimmed_mean(torch.tensor([0.0, 9.0, 1.0, 3.0, 6.0, 70.0, 80.0]), 0.2) == 6
 
