@@ -104,7 +104,8 @@ def renyi(rounds, noise, delta):
 
 
 @pytest.mark.parametrize(
-    ("rounds", "noise", "delta"), [(1, 1.0, 1e-5), (20, 4.0, 1e-5), (200, 8.0, 1e-6), (5, 0.7, 1e-3)]
+    ("rounds", "noise", "delta"),
+    [(1, 1.0, 1e-5), (20, 4.0, 1e-5), (200, 8.0, 1e-6), (5, 0.7, 1e-3), (1, 10.0, 1e-5)],
 )
 def test_epsilon_against_the_integral_and_a_bound(rounds, noise, delta):
     eps = epsilon(rounds, noise, delta)

@@ -49,6 +49,11 @@ def test_rows_of_the_run_certify_nothing(home, tmp_path):
     assert not joined.unchecked
 
 
+def test_no_row_need_be_held_out(home):
+    joined = package.join(home / "outcome", home / "west.csv", steps=1, hold_out=0.0, certify=False)
+    assert (joined.trained, joined.held, joined.own, joined.shared) == (120, 0, {}, {})
+
+
 def test_a_newcomer_of_one_row_is_promised_nothing(home, tmp_path):
     clinics(1, ("west",)).to_csv(tmp_path / "one.csv", index=False)
     joined = package.join(home / "outcome", tmp_path / "one.csv")
