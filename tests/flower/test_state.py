@@ -39,6 +39,32 @@ def test_the_last_two_generations_are_kept(tmp_path):
         folder.start_of(7, last=6)
 
 
+@pytest.mark.parametrize(
+    ("keep", "kept"), [(0, [4, 5]), (1, [4, 5]), (2, [4, 5]), (3, [3, 4, 5]), (9, [1, 2, 3, 4, 5])]
+)
+def test_as_many_generations_are_kept_as_asked_for_and_at_least_two(tmp_path, keep, kept):
+    folder = StateFolder(tmp_path)
+    for round in range(1, 6):
+        folder.write(generation(round, round - 1), keep)
+    assert folder.rounds() == kept
+
+
+def test_a_state_counts_unless_the_server_went_back_to_before_it(tmp_path):
+    folder = StateFolder(tmp_path)
+    for round in (2, 4):
+        folder.write(generation(round, round - 2))
+    assert folder.start_of(5, last=4).round == 4
+    assert folder.start_of(5, last=4, rollbacks=[4]).round == 4
+    assert folder.start_of(5, last=2, rollbacks=[3]).round == 2
+    assert folder.start_of(5, last=2, rollbacks=[2, 4]).round == 2
+    assert folder.start_of(5, last=2, rollbacks=[1]) is None  # nothing is left: the client begins anew
+    folder.write(generation(3, 2)._replace(rollbacks=1))  # after the first time that the server went back
+    assert folder.rounds() == [2, 3]
+    assert folder.start_of(5, last=3, rollbacks=[2]).round == 3
+    assert folder.start_of(5, last=3, rollbacks=[2, 3]).round == 3
+    assert folder.start_of(5, last=2, rollbacks=[2, 2]).round == 2
+
+
 def test_an_empty_folder_is_a_start_only_for_a_client_that_is_new(tmp_path):
     folder = StateFolder(tmp_path)
     assert folder.start_of(3, last=0) is None
