@@ -2,6 +2,7 @@
 
 import math
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from scipy.stats import norm
 
 from federations import difference, randn
 from pfedbayes import UserError, runs
-from pfedbayes.flower.combine import combine, shortened, trimmed_mean
+from pfedbayes.flower.combine import _aggregate_mean, combine, shortened, trimmed_mean
 from pfedbayes.flower.privacy import epsilon, private_mean, secret_normals
 from pfedbayes.flower.settings import FederationConfig, from_run_config
 from pfedbayes.methods.fedavg import FedAvg
@@ -41,11 +42,28 @@ def test_trimmed_mean_leaves_out_both_ends_of_every_entry():
     assert trimmed_mean(torch.tensor([0.0, 9.0, 1.0, 3.0, 6.0, 70.0, 80.0]), 0.2) == 6
 
 
+def test_a_mean_is_aggregated_as_one_upload_of_one_client():
+    method, mean = SimpleNamespace(aggregate=lambda *arguments: arguments), randn(2, 3)
+    server, uploads, sizes, clients = _aggregate_mean(method, mean + 1, mean)
+    assert torch.equal(server, mean + 1)
+    assert torch.equal(uploads, mean[None])
+    assert (sizes.tolist(), clients.tolist()) == ([1.0], [0])
+
+
 def test_long_updates_become_as_long_as_the_median_one():
     updates = torch.eye(3, dtype=torch.float64) * torch.tensor([1.0, 2.0, 1000.0], dtype=torch.float64)
     assert shortened(updates).norm(dim=1).tolist() == pytest.approx([1.0, 2.0, 2.0])
     still = shortened(torch.zeros(3, 4))
     assert torch.equal(still, torch.zeros(3, 4))
+
+
+@pytest.mark.parametrize(("robust", "expected"), [("median-norm", 10 + (1 - 2 + 2) / 3), ("trimmed-mean", 11.0)])
+def test_robust_averages_by_hand(robust, expected):
+    # The updates 1, -2 and 300 of a server at 10: the longest one is shortened to 2, or both ends are left out.
+    uploads, sizes = list(torch.tensor([[11.0], [8.0], [310.0]]).double()), torch.ones(3).double()
+    config = FederationConfig(3, robust=robust)
+    after = combine(FedAvg(), config, torch.tensor([10.0]).double(), uploads, sizes, CLIENTS[:3])
+    assert after.tolist() == pytest.approx([expected])
 
 
 @pytest.mark.parametrize("robust", ["trimmed-mean", "median-norm"])

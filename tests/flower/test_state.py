@@ -1,6 +1,7 @@
 """Nothing that a client has learnt is lost, and nothing is taken for a fresh start that is none."""
 
 import dataclasses
+import fcntl
 import shutil
 import stat
 from pathlib import Path
@@ -109,6 +110,13 @@ def test_a_folder_is_for_its_user_alone_and_knows_its_rollbacks(tmp_path):
     assert folder.left
     assert folder.rounds() == []
     assert stat.S_IMODE((folder.path / "left.json").stat().st_mode) == 0o600
+
+
+def test_one_message_is_handled_at_a_time(tmp_path):
+    folder = StateFolder(tmp_path)
+    for _ in range(2):  # the lock is released at the end
+        with folder.locked(), (tmp_path / ".lock").open() as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_only_files_of_rounds_are_states(tmp_path):

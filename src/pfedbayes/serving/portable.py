@@ -123,10 +123,10 @@ def read_client(path: Path, device: str = "auto", trust_module: bool = False) ->
         likelihood: Likelihood = Classification()
         if about.task == "regression":
             likelihood = Regression(about.sigma_eps, preprocessing.target.deviation)
-        known_noise = 1.0 if about.sigma_eps is None else about.sigma_eps
-        if not 0 <= about.seed < 2**64 or not 0 < known_noise < math.inf:
+        noise = about.sigma_eps
+        if not 0 <= about.seed < 2**64 or (noise is not None and not 0 < noise < math.inf):
             raise ValueError("its seed or its noise is not a number that it can have")
-        if about.task == "regression" and about.learned_noise != (about.sigma_eps is None):
+        if about.task == "regression" and about.learned_noise != (noise is None):
             raise ValueError("its noise must be either known or learned")
         if about.task != preprocessing.target.task:
             raise ValueError("its task does not fit its target")
