@@ -23,9 +23,7 @@ BINS = 15  # confidence bins of the calibration errors
 
 def log_average(outputs: Tensor) -> Tensor:
     """Return the log-probabilities (n, C) of the averaged prediction of logits (K, n, C)."""
-    log_probs = _log_softmax(outputs)
-    draws = outputs.shape[-3]
-    return log_probs.squeeze(-3) if draws == 1 else log_probs.logsumexp(-3) - math.log(draws)
+    return _log_softmax(outputs).logsumexp(-3) - math.log(outputs.shape[-3])
 
 
 def _log_softmax(outputs: Tensor) -> Tensor:
@@ -138,7 +136,7 @@ def _ranks(ordered: Tensor) -> tuple[Tensor, Tensor]:
     place = torch.arange(1, ordered.shape[-1] + 1, dtype=ordered.dtype, device=ordered.device).expand_as(ordered)
     total = torch.zeros_like(ordered).scatter_add(-1, group, place)
     count = torch.zeros_like(ordered).scatter_add(-1, group, torch.ones_like(ordered))
-    return total / count.clamp_min(1), group
+    return total / count, group
 
 
 def entropy(log_probs: Tensor) -> Tensor:
