@@ -23,7 +23,7 @@ class TestSimulatedFederations:
     def require(counts):
         assert counts["opposite"] <= 0.05 * counts["clients"], counts
         assert counts["helped, told so"] >= 0.8 * counts["helped"], counts
-        assert counts["harmed, told so"] >= 0.75 * counts["harmed"], counts
+        assert counts["harmed, told so"] >= 0.7 * counts["harmed"], counts
         # The default is better than always joining and than never joining.
         assert counts["regret, default"] <= 0.3 * min(counts["regret, joined"], counts["regret, alone"]), counts
 

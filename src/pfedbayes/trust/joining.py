@@ -88,12 +88,18 @@ class Verdict:
 
     def sentence(self, metric: str = "NLL") -> str:
         """Return the verdict as a sentence without a full stop."""
-        change = f"{self.client}: {metric} {self.change}"
+        if self.conclusion == "no difference shown":
+            return f"{self.client}: {self.finding}"
+        return f"{self.client}: {metric} {self.change}, {self.finding}"
+
+    @property
+    def finding(self) -> str:
+        """The conclusion in words."""
         if self.conclusion == "better":
-            return f"{change}, better with {_percent(self.probability)} confidence"
+            return f"better with {_percent(self.probability)} confidence"
         if self.conclusion == "worse":
-            return f"{change}, worse with {_percent(1 - self.probability)} confidence: use its own model"
-        none = f"{self.client}: no difference that {self.rows:,} row{'s' * (self.rows != 1)} could show"
+            return f"worse with {_percent(1 - self.probability)} confidence: use its own model"
+        none = f"no difference that {self.rows:,} row{'s' * (self.rows != 1)} could show"
         return f"{none}; by default it uses its own model" if self.use == "alone" else none
 
     @property
