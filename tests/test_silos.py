@@ -525,3 +525,9 @@ def test_the_page_counts_ranks_and_names_reasons():
     assert "| mixed slopes | **1.000** | 1.0 |" in page
     assert "- clinics, mixed slopes, 1 of 2 splits: it did not converge" in page
     assert "**default: pFedBayes**" in page
+
+
+def test_the_page_of_the_repository_is_made_from_its_results():
+    assert bench.PAGE.with_suffix(".md").read_text() == render(
+        json.loads(bench.PAGE.read_text()), tables.read_reasons()
+    )  # fmt: skip
