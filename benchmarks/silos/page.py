@@ -344,10 +344,11 @@ def activity_section(tables: Results) -> list[str]:
     return [
         *lines,
         "",
-        "pFedBayes with a one-dimensional CNN; means over people ± standard deviation over splits. Left-out people: "
-        f"each fold trains on 24 people, gives each of the other six a model from {OWN_WINDOWS} random windows, and "
-        "scores it on that person's other windows. Neighbouring windows overlap by half and their order is lost, so "
-        "random windows flatter every method, and so do the windows that a left-out person brings.\n",
+        "pFedBayes with a one-dimensional CNN and the defaults for own data; means over people ± standard deviation "
+        "over splits. Left-out people: each fold trains on 24 people, gives each of the other six a model from "
+        f"{OWN_WINDOWS} random windows, and scores it on that person's other windows. Neighbouring windows overlap by "
+        "half and their order is lost, so random windows flatter every method, and so do the windows that a left-out "
+        "person brings.\n",
         f"Published, with another version of the features and random windows: {published} %.\n",
     ]
 
