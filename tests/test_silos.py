@@ -16,7 +16,7 @@ from benchmarks.silos.encoding import encode
 from benchmarks.silos.jobs import Circumstances, Job
 from benchmarks.silos.mixed import NotFitted, mixed_linear, mixed_logistic, random_effects
 from benchmarks.silos.page import render
-from benchmarks.silos.rivals import predict, rivals_for
+from benchmarks.silos.rivals import FREQUENCIES, LOCAL, find, predict, rivals_for
 from benchmarks.silos.scores import Labels, Numbers, calibration_error, gaussian_crps, number_scores, score
 from pfedbayes.errors import UserError
 from pfedbayes.maths.likelihoods import Classification, Regression
@@ -126,8 +126,8 @@ def test_every_rival_beats_guessing(task, split, numbers):
     y = design.y[design.train]
     guess = math.log(2) if task == "classification" else 0.5 * math.log(2 * math.pi * math.e) + math.log(design.unit)
     assert len(y) == 48
-    for name in rivals_for(task):
-        pooled, by_client = score(predict(name, task, design))
+    for name, rival in rivals_for(task).items():
+        pooled, by_client = score(predict(rival, design))
         assert pooled["nll"] < guess, name
         assert pooled.keys() == by_client.keys()
 
@@ -136,12 +136,25 @@ def test_a_client_of_one_class_predicts_its_smoothed_frequencies(split):
     frame = split.frame.copy()
     frame.loc[frame["clinic"] == "a", "outcome"] = "ill"
     one = tables.make_split("one", frame, "outcome", "clinic", "classification", split.parts)
-    predicted = predict("local logistic regression", "classification", encode(one))
+    predicted = predict(LOCAL["classification"]["local logistic regression"], encode(one))
     assert isinstance(predicted, Labels)
     trained = ((frame["clinic"] == "a") & (split.parts != "test")).sum()
     assert predicted.probabilities[predicted.client == 0] == pytest.approx(
         np.array([[trained + 1, 1]] * 4) / (trained + 2)
     )
+
+
+def test_the_frequencies_of_a_client_need_no_input(split):
+    rival = find(FREQUENCIES, "classification")
+    assert rival is not None
+    assert FREQUENCIES not in rivals_for("classification")
+    predicted = predict(rival, encode(split))
+    own = (split.frame["clinic"] == "b").to_numpy() & ~split.test
+    ill = ((split.frame["outcome"] == "ill").to_numpy() & own).sum()
+    assert predicted.probabilities[predicted.client == 1][0] == pytest.approx(
+        [(ill + 1) / (own.sum() + 2), 1 - (ill + 1) / (own.sum() + 2)]
+    )
+    assert find("nobody", "classification") is None
 
 
 def test_random_effects_are_the_posterior_mean_of_a_gaussian_model():
@@ -459,6 +472,26 @@ def test_a_split_without_early_stopping_trains_on_validation_rows(split, tmp_pat
     assert written == {5: ["test", "train", "validation"], None: ["test", "train"]}
 
 
+def test_protocols_are_planned_with_their_methods(tmp_path):
+    (tmp_path / "silos").mkdir()
+    patients().to_csv(tmp_path / "silos" / "tcga_brca.csv", index=False)
+
+    def plan(*options):
+        return bench.plan(bench.arguments([str(tmp_path), *options]))
+
+    heart = plan("--protocols", "heart", "--methods", f"fedavg,{FREQUENCIES},pooled boosting")
+    assert [job.method for job in heart] == ["fedavg", FREQUENCIES] * 5
+    assert [job.split for job in heart[::2]] == [0, 1, 2, 3, 4]
+    assert [job.method for job in plan("--protocols", "survival")] == survival.methods(
+        survival.read(tmp_path / "silos" / "tcga_brca.csv")
+    )
+    people = plan("--protocols", "activity")
+    assert [(job.table.name, job.split) for job in people] == [
+        (activity.RANDOM, 0), *((activity.LEFT_OUT, fold) for fold in range(5))
+    ]  # fmt: skip
+    assert bench.arguments(["--quick"]).out != bench.PAGE
+
+
 def test_mistakes_on_the_command_line_are_named(table, tmp_path):
     option = ["--table", f"{table.path}:outcome:clinic", "--records", str(tmp_path / "r"), "--out", str(tmp_path / "o")]
     for arguments, message in (
@@ -492,3 +525,9 @@ def test_the_page_counts_ranks_and_names_reasons():
     assert "| mixed slopes | **1.000** | 1.0 |" in page
     assert "- clinics, mixed slopes, 1 of 2 splits: it did not converge" in page
     assert "**default: pFedBayes**" in page
+
+
+def test_the_page_of_the_repository_is_made_from_its_results():
+    assert bench.PAGE.with_suffix(".md").read_text() == render(
+        json.loads(bench.PAGE.read_text()), tables.read_reasons()
+    )  # fmt: skip

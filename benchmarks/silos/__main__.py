@@ -42,7 +42,9 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--tables-file", type=Path, help="a TOML file with tables of your own, as tables.toml")
     parser.add_argument("--splits", type=int, default=10, help="random splits per table (default: 10)")
-    parser.add_argument("--methods", type=_names, help="methods and rivals, separated by commas (default: all)")
+    parser.add_argument(
+        "--methods", type=_names, help="methods and rivals of tables and heart, separated by commas (default: all)"
+    )
     parser.add_argument(
         "--protocols", type=_names, help="tables, heart, survival, activity (default: all; with chosen tables: tables)"
     )
@@ -108,7 +110,7 @@ def plan(wanted: argparse.Namespace) -> list[Job]:
         raise UserError(f"the protocols {', '.join(PROTOCOLS[1:])} need DATA_DIR: give it first")
     names = {task: [*ours.METHODS, *rivals.rivals_for(task)] for task in rivals.LOCAL}
     asked = wanted.methods and [name.replace("_", "-") if "_" in name else name for name in wanted.methods]
-    everything = {name for known in names.values() for name in known}
+    everything = {*flamby.RIVALS, *(name for known in names.values() for name in known)}
     for name in asked or ():
         if name not in everything:
             raise UserError(f"there is no method {name!r}: {nearest(name, everything)}")

@@ -208,10 +208,10 @@ def measure(job: Job, data: Any, records: Path) -> Result:
         result = Result(*activity.measure(data, job.method, kept))
         shutil.rmtree(kept)
         return result
-    if job.method in rivals.rivals_for(data.task):
+    if (rival := rivals.find(job.method, data.task)) is not None:
         with at_most(RIVAL_SECONDS):
             start = time.monotonic()
-            predictions = rivals.predict(job.method, data.task, encode(data))
+            predictions = rivals.predict(rival, encode(data))
             return Result.of(predictions, time.monotonic() - start)
     with tempfile.TemporaryDirectory() as folder:
         fit = ours.fit(data, job.method, Path(folder))

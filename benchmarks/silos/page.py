@@ -12,7 +12,7 @@ from benchmarks.silos.activity import LEFT_OUT, OWN_WINDOWS, RANDOM
 from benchmarks.silos.activity import PUBLISHED as ACTIVITY_PUBLISHED
 from benchmarks.silos.flamby import HEART
 from benchmarks.silos.ours import DEFAULT, METHODS
-from benchmarks.silos.rivals import BOOSTING, LOCAL, POOLED
+from benchmarks.silos.rivals import BOOSTING, FREQUENCIES, LOCAL, POOLED
 from benchmarks.silos.statistics import MARGIN, Comparison, Difference, compare, mean_of, ranks, verdict
 from benchmarks.silos.survival import OURS, PUBLISHED
 from benchmarks.silos.tables import TABLES, Task, read_tables
@@ -214,7 +214,7 @@ def score_table(
 
 def ordered(task: Task, present: set[str]) -> list[str]:
     """Return the methods in the order of the page: ours, local rivals, pooled rivals."""
-    known = [*METHODS, *LOCAL[task], *POOLED[task]]
+    known = [*METHODS, *LOCAL[task], *POOLED[task], FREQUENCIES]
     return [name for name in known if name in present]
 
 
@@ -272,9 +272,13 @@ def heart_section(tables: Results) -> list[str]:
         *lines,
         "",
         f"{train + validation} training and {test} test rows in {table['clients']} hospitals, mean ± standard "
-        f"deviation over {len(table['splits'])} seed(s). As FLamby does, we drop slope, ca and thal and then "
-        "incomplete rows, train on 66 % of each hospital's rows, and standardise per hospital. What differs: our "
-        "random splits are not theirs, and methods that stop early hold out a fifth of the training rows.\n",
+        f"deviation over {len(table['splits'])} split(s). As FLamby does, we drop slope, ca and thal and then "
+        "incomplete rows, train on 66 % of each hospital's rows, and standardise per hospital. What differs: FLamby "
+        "repeats the training on one split, we repeat the split, and methods that stop early hold out a fifth of the "
+        "training rows.\n",
+        "Compare with the rows of scikit-learn first: the published figures are a low bar. In Switzerland nearly all "
+        "rows are positive, so predicting the most frequent class of each hospital, without any input, already does "
+        "well in the mean over hospitals.\n",
     ]
 
 
@@ -340,10 +344,11 @@ def activity_section(tables: Results) -> list[str]:
     return [
         *lines,
         "",
-        "pFedBayes with a one-dimensional CNN; means over people ± standard deviation over splits. Left-out people: "
-        f"each fold trains on 24 people, gives each of the other six a model from {OWN_WINDOWS} random windows, and "
-        "scores it on that person's other windows. Neighbouring windows overlap by half and their order is lost, so "
-        "random windows flatter every method, and so do the windows that a left-out person brings.\n",
+        "pFedBayes with a one-dimensional CNN and the defaults for own data; means over people ± standard deviation "
+        "over splits. Left-out people: each fold trains on 24 people, gives each of the other six a model from "
+        f"{OWN_WINDOWS} random windows, and scores it on that person's other windows. Neighbouring windows overlap by "
+        "half and their order is lost, so random windows flatter every method, and so do the windows that a left-out "
+        "person brings.\n",
         f"Published, with another version of the features and random windows: {published} %.\n",
     ]
 

@@ -76,6 +76,14 @@ def local_labels(make: Callable[[Ints], Any]) -> Callable[[Design], Predictions]
     return fit
 
 
+def class_frequencies(design: Design) -> Predictions:
+    """Predict the class frequencies of each client's training rows: what is known without any input."""
+    counts = np.ones((design.num_clients, design.num_classes))
+    np.add.at(counts, (design.client[design.train], design.y[design.train]), 1.0)
+    p = counts / counts.sum(1, keepdims=True)
+    return Labels(p[design.client[design.test]], design.y[design.test], design.client[design.test])
+
+
 def pooled_labels(make: Callable[[Ints], Any]) -> Callable[[Design], Predictions]:
     """Return a rival that fits a classifier to the rows of all clients, with the client as a column."""
 
@@ -182,13 +190,21 @@ POOLED: dict[Task, dict[str, Rival]] = {
 }
 
 
+FREQUENCIES = "most frequent class"
+
+
 def rivals_for(task: Task) -> dict[str, Rival]:
     """Return the rivals by name, those per client first."""
     return LOCAL[task] | POOLED[task]
 
 
-def predict(name: str, task: Task, design: Design) -> Predictions:
+def find(name: str, task: Task) -> Rival | None:
+    """Return a rival by its name; None if there is none. `FREQUENCIES` is one that no comparison counts."""
+    return (rivals_for(task) | {FREQUENCIES: class_frequencies}).get(name)
+
+
+def predict(rival: Rival, design: Design) -> Predictions:
     """Fit a rival and predict the test rows. Warnings, such as those of the optimisers, are not shown."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return rivals_for(task)[name](design)
+        return rival(design)
