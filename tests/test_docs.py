@@ -13,7 +13,7 @@ import torch
 from federations import EXACT, difference, trained
 from pfedbayes.methods import FedAvg
 from pfedbayes.runs.execute import execute
-from pfedbayes.runs.experiment import OWN_DATA, from_sections, read_experiment
+from pfedbayes.runs.experiment import OWN_DATA, OWN_TABLES, from_sections, read_experiment
 
 ROOT = Path(__file__).parents[1]
 
@@ -135,8 +135,8 @@ def test_code_fits_into_its_box(page):
 def test_the_page_on_own_data_shows_the_preset_and_tables_that_work(capsys):
     page = "docs/own_data.md"
     presets = re.findall(r"^```toml\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
-    assert tomllib.loads(presets[0]) == OWN_DATA
-    data = from_sections(tomllib.loads(presets[1])).data
+    assert [tomllib.loads(preset) for preset in presets[:2]] == [OWN_TABLES, OWN_DATA]
+    data = from_sections(tomllib.loads(presets[2])).data
     assert (data.client_column, data.categories) == ("hospital", ("ward",))
     *_, block = python_blocks(page)
     run_block(block)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         FedProx,
         FedRep,
         HeurFedAMP,
+        Hierarchical,
         Local,
         Method,
         PerFedAvg,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "METHODS", "BNFed", "Classification", "DataConfig", "Ditto", "Diverged", "FedAvg", "FedAvgFT", "FedPer", "FedProx",
-    "FedRep", "Federation", "HeurFedAMP", "Local", "Method", "Model", "Net", "PFedBayes", "PFedGP", "PFedMe",
+    "FedRep", "Federation", "HeurFedAMP", "Hierarchical", "Local", "Method", "Model", "Net", "PFedBayes", "PFedGP", "PFedMe",
     "PerFedAvg", "Plan", "Pooled", "Preprocessing", "Regression", "Shards", "Training", "UserError", "WithNoise", "cnn",
     "join", "load", "load_shards", "mlp", "open_client", "read_inputs", "read_preprocessing", "save",
     "shards_from_tables", "vgg",
@@ -51,7 +52,7 @@ _HOME = {
     "errors": ("Diverged", "UserError"),
     "maths.likelihoods": ("Classification", "Regression"),
     "methods": (
-        "METHODS", "Method", "PFedBayes", "FedAvg", "FedProx", "BNFed", "PerFedAvg", "PFedMe", "HeurFedAMP", "PFedGP",
+        "METHODS", "Method", "PFedBayes", "FedAvg", "FedProx", "BNFed", "PerFedAvg", "PFedMe", "HeurFedAMP", "Hierarchical", "PFedGP",
         "Local", "Pooled", "FedAvgFT", "Ditto", "FedPer", "FedRep",
     ),
     "nets": ("Model", "Net", "WithNoise", "cnn", "mlp", "vgg"),

@@ -52,7 +52,7 @@ class Pooled(FedAvg):
 class FullBatch(FedAvg):
     @property
     def needs(self):
-        return Needs(full_batch=True)
+        return Needs(full_batch=True, at_once=5)
 
 
 class TestTraining:

@@ -138,7 +138,7 @@ class TestChosenPlan:
         assert _chunk(count, most) == chunk
 
     def test_of_large_models_one_is_trained_at_a_time(self):
-        large = SimpleNamespace(net=SimpleNamespace(num_params=2**20 + 1, convolutional=False))
+        large = SimpleNamespace(net=SimpleNamespace(num_params=2**20 + 1, convolutional=False, num_units=None))
         assert choose_plan(large, PFedBayes(), "cpu", at_once=5).chunk == 1
 
     def test_the_size_of_a_run(self):

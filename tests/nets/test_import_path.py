@@ -132,7 +132,7 @@ def test_code_that_fails_and_hidden_state_are_named(here):
 
 
 def test_an_unknown_net_names_those_there_are():
-    with pytest.raises(UserError, match=r"choose one of mlp, vgg, cnn, or a module like my_module:MyNet"):
+    with pytest.raises(UserError, match=r"choose one of mlp, table, vgg, cnn, or a module like my_module:MyNet"):
         read_experiment(None, ["net.name=resnet"])
     with pytest.raises(UserError, match=r"unknown key net\.width"):
         read_experiment(None, ["net.width=3"])
@@ -153,7 +153,7 @@ def test_an_unknown_net_names_those_there_are():
 def test_a_net_is_chosen_by_the_shape_and_number_of_examples(shape, count, name, hidden, params):
     dtype = torch.uint8 if len(shape) == 3 else torch.float32
     shards = Shards.from_arrays([(torch.zeros(count, *shape, dtype=dtype), torch.arange(count) % 2)])
-    experiment = read_experiment(None, ["data.path=x.csv"])
+    experiment = read_experiment(None, ["data.path=x.npz"])
     net = fit_net(experiment.net, shards, experiment.method)
     assert (net.name, net.hidden) == (name, hidden)
     with pytest.raises(ValueError, match="call fit_net first"):

@@ -6,7 +6,10 @@ import pandas
 from pfedbayes.runs.execute import execute
 from pfedbayes.runs.experiment import read_experiment
 
-SHORT = ["training.rounds=30", "training.evaluate_every=10", "training.local_steps=10", "method.eta_personal=0.01"]
+SHORT = [
+    "method.name=pfedbayes", "method.zeta=1", "method.eta_personal=0.01",
+    "training.rounds=30", "training.evaluate_every=10", "training.local_steps=10", "evaluation.alone=false",
+]  # fmt: skip
 
 
 def clinics(size=450, sites=("north", "south", "east"), seed=0):
@@ -23,6 +26,7 @@ def clinics(size=450, sites=("north", "south", "east"), seed=0):
 def train(folder, target, ignore, **others):
     data = [f"data.path={folder / 'clinics.csv'}", f"data.target={target}", "data.client_column=hospital"]
     changes = [f"{key.replace('__', '.')}={value}" for key, value in others.items()]
-    experiment = read_experiment(None, [*data, f"data.ignore={ignore}", *SHORT, *changes])
+    net = [] if "net__name" in others else ["net.name=mlp", "net.hidden=[21]"]
+    experiment = read_experiment(None, [*data, f"data.ignore={ignore}", *SHORT, *net, *changes])
     for _ in execute(experiment, folder / target, [1]):
         pass

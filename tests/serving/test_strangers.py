@@ -73,7 +73,7 @@ def test_a_folder_names_no_code(folder, tmp_path, monkeypatch):
         if path.is_file():
             (run / path.name).write_bytes(path.read_bytes())
     config = (run / "config.toml").read_text()
-    (run / "config.toml").write_text(config.replace("[net]\n", '[net]\nname = "evil:Net"\n'))
+    (run / "config.toml").write_text(config.replace('name = "mlp"\n', 'name = "evil:Net"\n'))
     with safe_open(run / "calibration.safetensors", framework="pt") as file:
         about = json.loads(file.metadata()["run"])
     about["net"] = {"name": "evil:Net"}

@@ -11,6 +11,15 @@ import typer
 from pfedbayes.cli.common import MOST_DRAWS, Device, Number, TrustModule, echo
 from pfedbayes.errors import UserError
 
+WhichModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="The client's model of the federation (joined) or the one that it trained alone (alone). Default: the one "
+        "that cross-validation found to be better.",
+    ),
+]
+
 
 def predict(
     source: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or the exported file of one client.")],
@@ -20,6 +29,7 @@ def predict(
     ],
     client: Annotated[str | None, typer.Option(help="The client whose model predicts.")] = None,
     shared: Annotated[bool, typer.Option("--shared", help="Use the shared model instead.")] = False,
+    model: WhichModel = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="A .csv, .tsv, .parquet or .npz file. Default: CSV to standard output."),
@@ -56,7 +66,7 @@ def predict(
     from pfedbayes.serving.client import Options, predict_file
     from pfedbayes.serving.open import open_client
 
-    predictor = open_client(source, client, shared, device, trust_module).predictor(
+    predictor = open_client(source, client, shared, device, trust_module, model).predictor(
         Options(samples, coverage, error, abstain_at)
     )
     outcome = predict_file(predictor, rows, out)
@@ -129,6 +139,7 @@ def export(
     source: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or the exported file of one client.")],
     client: Annotated[str | None, typer.Option(help="The client whose model is exported.")] = None,
     shared: Annotated[bool, typer.Option("--shared", help="Export the shared model instead.")] = False,
+    model: WhichModel = None,
     every_client: Annotated[bool, typer.Option("--all", help="Export one file per client of the run.")] = False,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The file, or with --all the folder. Default: NAME.safetensors.")
@@ -157,8 +168,8 @@ def export(
     if onnx and torch_export:
         raise UserError("--onnx and --torch-export are two file formats: choose one")
     kind = "onnx" if onnx else "torch" if torch_export else "safetensors"
-    if every_client and (client or shared):
-        raise UserError("--all exports every client: leave --client and --shared out")
+    if every_client and (client or shared or model):
+        raise UserError("--all exports every client: leave --client, --shared and --model out")
     options = Options(coverage=coverage, error=error)
     if every_client:
         folder = out or Path()
@@ -169,7 +180,7 @@ def export(
             write(one, path, kind, options)
             echo(path)
         return
-    one = open_client(source, client, shared, trust_module=trust_module)
+    one = open_client(source, client, shared, trust_module=trust_module, model=model)
     path = out or Path(file_name("shared" if one.name is None else one.name, FORMATS[kind], "give the file with --out"))
     write(one, path, kind, options)
     echo(path)

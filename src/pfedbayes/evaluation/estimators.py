@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 Which = Literal["personal", "shared"]
+Served = Literal["personal", "shared", "alone"]  # what predicts: also the model that a client has trained alone
 EvaluationSplit = Literal["test", "validation"]
 Sampling = Literal["weights", "pairs", "activations"]
 MODELS: tuple[Which, ...] = ("personal", "shared")

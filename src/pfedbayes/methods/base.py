@@ -121,11 +121,11 @@ class Needs(NamedTuple):
     """The only kind of network that it can train."""
     outputs: int | None = None
     """Number of network outputs, if the likelihood does not determine it."""
-    at_once: int | None = None
-    """The largest number of clients that a CPU trains or adapts together; None for as many as fit."""
     batches_per_step: int = 1
     max_steps: int | None = None
     """It takes at most this many of the R local steps."""
+    at_once: int | None = None
+    """The largest number of clients that a CPU trains or adapts together; None for as many as fit."""
 
 
 class Habits(NamedTuple):

@@ -15,15 +15,15 @@ from pfedbayes import runs
 from pfedbayes.data import Preprocessing, TaskShape
 from pfedbayes.engine.federation import Federation
 from pfedbayes.errors import UserError, one_line
+from pfedbayes.evaluation.estimators import Served, Which
 from pfedbayes.files.checksums import note_unchecked
 from pfedbayes.files.reading import parse_json, reading
 from pfedbayes.files.tensors import open_tensors, tensor_bytes
 from pfedbayes.files.typed import from_json, to_json
-from pfedbayes.runs.copies import fold_indices, fold_rows
-from pfedbayes.runs.experiment import Experiment, fit_net
+from pfedbayes.runs.experiment import Experiment, copies_of_run, fit_net
 from pfedbayes.runs.schema import FORMAT, UNCHECKED_FORMAT
 from pfedbayes.runs.sections import NetConfig
-from pfedbayes.trust.calibration import Scores, concatenate, score_clients
+from pfedbayes.trust.calibration import Fold, Scores, concatenate, score_clients
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,14 @@ class CalibrationRecord:
     """The network, with all settings that depend on the data."""
     chose_round: bool
     """Whether early stopping chose the round on the same validation data."""
-    scores: dict[str, list[Scores]]
+    scores: dict[Served, list[Scores]]
     """By model, the scores of each client's validation data, for the first seed."""
     rounds: int | None
     """Rounds trained; None in files of early versions."""
+    folds: int = 0
+    """The number of folds whose left-out rows were scored; 0 for validation rows."""
+    alone: int | None = None
+    """The federation of the run in which clients trained alone; None if there is none."""
 
     @property
     def task_shape(self) -> TaskShape:
@@ -64,6 +68,8 @@ class _About:
     net: dict[str, Any]
     chose_round: bool
     rounds: int | None = None
+    folds: int = 0
+    alone: int | None = None
 
 
 def calibration_bytes(federation: Federation, experiment: Experiment, rounds: int) -> bytes:
@@ -73,12 +79,15 @@ def calibration_bytes(federation: Federation, experiment: Experiment, rounds: in
     """
     shards = federation.shards
     preprocessing = shards.preprocessing or Preprocessing.of_arrays(shards.x, shards.num_classes)
-    indices = fold_indices(experiment, shards, len(federation.seeds))
-    folds: list[tuple[int, Sequence[Tensor]]] = list(zip(indices, fold_rows(experiment, shards), strict=True))
-    folds = folds or [(0, federation.evaluation_sets("validation", experiment.evaluation.clients))]
+    copies = copies_of_run(experiment, shards, len(federation.seeds))
+    validation = federation.evaluation_sets("validation", experiment.evaluation.clients)
+    folds: list[Fold] = copies.folds() or [(0, validation)]
     tensors = {"sizes": torch.tensor([sum(map(len, sets)) for sets in zip(*(fold for _, fold in folds), strict=True)])}
-    for which in federation.models():
-        scores = concatenate(list(score_clients(federation, which, folds)))
+    models: dict[Served, Sequence[Fold]] = dict.fromkeys(federation.models(), folds)
+    if copies.alone is not None:
+        models["alone"] = copies.folds(alone=True) or [(copies.alone, validation)]
+    for which, of_model in models.items():
+        scores = concatenate(list(score_clients(federation, _model_of(federation, which), of_model)))
         tensors |= {f"{which}.{name}": values.contiguous() for name, values in scores._asdict().items()}
     net = fit_net(experiment.net, shards, experiment.method)
     about = _About(
@@ -89,8 +98,17 @@ def calibration_bytes(federation: Federation, experiment: Experiment, rounds: in
         net={name: value for name, value in net.section().items() if value is not None},
         chose_round=experiment.training.patience is not None,
         rounds=rounds,
+        folds=len(copies.left_out),
+        alone=copies.alone,
     )
     return tensor_bytes(tensors, {"run": json.dumps(to_json(about))})
+
+
+def _model_of(federation: Federation, which: Served) -> Which:
+    """Return the model of a federation that predicts for a client; alone it is the shared one of a client's own."""
+    if which == "alone":
+        return "personal" if federation.method.about.personal else "shared"
+    return which
 
 
 def read_calibration(folder: Path) -> CalibrationRecord:
@@ -105,17 +123,21 @@ def read_calibration(folder: Path) -> CalibrationRecord:
         about = from_json(_About, content)
         preprocessing = Preprocessing.from_json(about.preprocessing, str(path))
         sizes = _sizes(tensors, len(about.names))
-        scores = {}
-        for which in ("personal", "shared"):
+        scores: dict[Served, list[Scores]] = {}
+        served: tuple[Served, ...] = ("personal", "shared", "alone")
+        for which in served:
             if f"{which}.odd" in tensors:
                 fields = [_split(tensors, f"{which}.{name}", sizes) for name in Scores._fields]
                 scores[which] = [Scores(*parts) for parts in zip(*fields, strict=True)]
         net = NetConfig.from_section(about.net)
         if about.num_targets < 1:
             raise ValueError(f"num_targets is {about.num_targets}")
+        if about.folds < 0 or (about.alone or 0) < 0:
+            raise ValueError(f"folds is {about.folds} and alone is {about.alone}")
     return CalibrationRecord(
-        tuple(about.names), preprocessing, about.num_targets, net, about.chose_round, scores, about.rounds
-    )
+        tuple(about.names), preprocessing, about.num_targets, net, about.chose_round, scores, about.rounds,
+        about.folds, about.alone,
+    )  # fmt: skip
 
 
 def _sizes(tensors: dict[str, Tensor], clients: int) -> list[int]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,50 +11,55 @@ from torch import Tensor
 from pfedbayes.data import Shards
 from pfedbayes.data.splits import SplitPurpose, folds_of
 from pfedbayes.engine.setup import Copy
-
-if TYPE_CHECKING:
-    from pfedbayes.runs.experiment import Experiment
-
-
-def make_copies(experiment: Experiment, shards: Shards) -> tuple[Copy, ...]:
-    """Return the folds, then the clients alone, then their folds, as far as the experiment asks for them."""
-    folds = fold_rows(experiment, shards)
-    joined = tuple(Copy(left_out) for left_out in folds)
-    if not trains_alone(experiment, shards):
-        return joined
-    return (*joined, Copy(alone=True), *(Copy(left_out, alone=True) for left_out in folds))
+from pfedbayes.methods import Method
+from pfedbayes.runs.sections import Evaluation
+from pfedbayes.trust.calibration import Fold
 
 
-def trains_alone(experiment: Experiment, shards: Shards) -> bool:
-    """Return whether clients also train alone: if asked for, and if that differs from the method itself."""
-    method = experiment.method
-    federated = method.about.shared and not (method.needs.pooled_data or method.needs.all_clients)
-    return experiment.evaluation.alone and federated and len(shards.train) > 1
+class Copies(NamedTuple):
+    """The federations behind those of a run's seeds: the folds, then the clients alone, then their folds."""
+
+    num_seeds: int
+    left_out: list[tuple[Tensor, ...]]
+    """For each fold, the pool rows that each client leaves out."""
+    trains_alone: bool
+    """Whether clients also train alone."""
+
+    @property
+    def federations(self) -> tuple[Copy, ...]:
+        """What the engine trains."""
+        joined = tuple(Copy(rows) for rows in self.left_out)
+        alone = (Copy(alone=True), *(Copy(rows, alone=True) for rows in self.left_out))
+        return (*joined, *alone) if self.trains_alone else joined
+
+    @property
+    def alone(self) -> int | None:
+        """The index of the federation in which clients train alone, on all their rows; None if there is none."""
+        return self.num_seeds + len(self.left_out) if self.trains_alone else None
+
+    def folds(self, alone: bool = False) -> list[Fold]:
+        """Return each fold with the index of its federation: the joined one, or that of clients alone."""
+        start = self.num_seeds + (len(self.left_out) + 1) * alone
+        return [(start + k, rows) for k, rows in enumerate(self.left_out)]
 
 
-def fold_rows(experiment: Experiment, shards: Shards) -> list[tuple[Tensor, ...]]:
-    """Return for each fold the pool rows that each client leaves out; none if the run has validation rows.
+def copies_of(evaluation: Evaluation, method: Method, shards: Shards, num_seeds: int, seed: int) -> Copies:
+    """Return the federations that a run trains besides those of its seeds. seed: that of the folds.
 
-    A client with a single training row leaves nothing out, since it would have nothing to train on.
+    There are no folds if the run has validation rows. Clients train alone where that differs from the method itself.
     """
-    count = experiment.evaluation.folds
-    if not count or any(len(rows) for rows in shards.validation):
-        return []
-    numbers = []
+    federated = method.about.shared and not (method.needs.pooled_data or method.needs.all_clients)
+    folds = 0 if any(map(len, shards.validation)) else evaluation.folds
+    alone = evaluation.alone and federated and len(shards.train) > 1
+    return Copies(num_seeds, _left_out(shards, folds, seed) if folds else [], alone)
+
+
+def _left_out(shards: Shards, count: int, seed: int) -> list[tuple[Tensor, ...]]:
+    """Return the rows of each fold. A client with a single row leaves none out: it would have nothing to train on."""
+    folds: list[list[Tensor]] = [[] for _ in range(count)]
     for i, rows in enumerate(shards.train):
         labels = shards.y[rows].numpy() if shards.num_classes else None
-        numbers.append(folds_of(labels, len(rows), count, SplitPurpose.FOLDS.stream(i), experiment.data.seed))
-    return [
-        tuple(
-            rows[torch.from_numpy(np.flatnonzero((own == k) & (len(rows) > 1)))]
-            for rows, own in zip(shards.train, numbers, strict=True)
-        )
-        for k in range(count)
-    ]
-
-
-def fold_indices(experiment: Experiment, shards: Shards, num_seeds: int, alone: bool = False) -> Iterator[int]:
-    """Yield the index of each fold among the federations of a run."""
-    count = len(fold_rows(experiment, shards))
-    start = num_seeds + (count + 1) * alone
-    yield from range(start, start + count)
+        own = folds_of(labels, len(rows), count, SplitPurpose.FOLDS.stream(i), seed)
+        for k, fold in enumerate(folds):
+            fold.append(rows[torch.from_numpy(np.flatnonzero((own == k) & (len(rows) > 1)))])
+    return [tuple(fold) for fold in folds]

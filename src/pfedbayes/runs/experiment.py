@@ -27,7 +27,7 @@ from pfedbayes.methods import METHODS, Method
 from pfedbayes.nets import Init, Model, Net, TableNet, WithNoise, cnn, mlp, vgg
 from pfedbayes.nets.import_path import build_module, is_import_path
 from pfedbayes.runs.config import build, parse_override, read_toml
-from pfedbayes.runs.copies import make_copies
+from pfedbayes.runs.copies import Copies, copies_of
 from pfedbayes.runs.sections import TABLE_WIDTH, Evaluation, Execution, NetConfig
 
 MOST_SEEDS = 1000  # federations that are trained at once
@@ -141,8 +141,10 @@ def read_experiment(path: Path | None = None, overrides: Sequence[str] = ()) -> 
     if ("data", "path") not in given:
         return from_sections(MAIN_JOB, overrides)
     chosen = given.get(("method", "name"), "hierarchical")
-    tables = chosen == "hierarchical" and holds_tables(str(given["data", "path"]))
-    return from_sections(OWN_TABLES if tables else OWN_DATA, overrides)
+    tables = holds_tables(str(given["data", "path"]))
+    if tables and chosen == "hierarchical":
+        return from_sections(OWN_TABLES, overrides)
+    return from_sections(OWN_DATA | {"evaluation": {"alone": tables}}, overrides)
 
 
 def from_sections(sections: Mapping[str, Any], overrides: Sequence[str] = ()) -> Experiment:
@@ -307,6 +309,11 @@ def _refuse_large_rounds(experiment: Experiment, shards: Shards, model: Model, n
     refuse_too_large(8 * rows, host_memory(), "a round", "training.local_steps or training.batch_size")
 
 
+def copies_of_run(experiment: Experiment, shards: Shards, num_seeds: int) -> Copies:
+    """Return the federations that an experiment trains besides those of its seeds."""
+    return copies_of(experiment.evaluation, experiment.method, shards, num_seeds, experiment.data.seed)
+
+
 def build_federation(
     experiment: Experiment,
     shards: Shards,
@@ -319,7 +326,7 @@ def build_federation(
     """Build a federation at round 0, with the experiment's model unless another is given."""
     net = fit_net(experiment.net, shards, experiment.method)
     model = model or build_model(net, shards.task_shape, experiment.method)
-    copies = make_copies(experiment, shards)
+    copies = copies_of_run(experiment, shards, len(seeds)).federations
     make = partial(Federation, shards, model, experiment.method, experiment.training, seeds, net.init, copies=copies)
     if plan is not None:
         return make(plan=plan, clients_file=clients_file)

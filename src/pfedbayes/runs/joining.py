@@ -14,10 +14,9 @@ from pfedbayes.engine.federation import Federation
 from pfedbayes.evaluation.estimators import Which
 from pfedbayes.evaluation.posterior import trained_model
 from pfedbayes.maths.likelihoods import Regression
-from pfedbayes.runs.copies import fold_indices, fold_rows, trains_alone
-from pfedbayes.runs.experiment import Experiment
+from pfedbayes.runs.experiment import Experiment, copies_of_run
 from pfedbayes.runs.schema import JoiningRecord
-from pfedbayes.trust.calibration import DRAWS
+from pfedbayes.trust.calibration import DRAWS, Fold
 from pfedbayes.trust.joining import PairedLosses, Verdict, judge
 
 
@@ -26,34 +25,29 @@ def judge_joining(federation: Federation, experiment: Experiment) -> list[Joinin
 
     Clients use their model of the federation, or the shared one if the method has no personal models.
     """
-    shards, seeds = federation.shards, len(federation.seeds)
-    if not trains_alone(experiment, shards):
+    shards = federation.shards
+    copies = copies_of_run(experiment, shards, len(federation.seeds))
+    if copies.alone is None:
         return None
-    folds = fold_rows(experiment, shards)
-    joined = list(fold_indices(experiment, shards, seeds)) or [0]
-    alone = list(fold_indices(experiment, shards, seeds, alone=True)) or [seeds + len(folds)]
-    held: Sequence[Sequence[Tensor]] = folds or [shards.validation]
-    verdicts = _verdicts(federation, held, joined, alone)
+    joined = copies.folds() or [(0, shards.validation)]
+    alone = copies.folds(alone=True) or [(copies.alone, shards.validation)]
+    verdicts = _verdicts(federation, joined, alone)
     if not verdicts:
         return None
-    tests = _verdicts(federation, [shards.test], [0], [seeds + len(folds)])
+    tests = _verdicts(federation, [(0, shards.test)], [(copies.alone, shards.test)])
     return [JoiningRecord(verdict, tests.get(name)) for name, verdict in verdicts.items()]
 
 
-def _verdicts(
-    federation: Federation, folds: Sequence[Sequence[Tensor]], joined: Sequence[int], alone: Sequence[int]
-) -> dict[str, Verdict]:
-    """Return verdicts by client. folds: each client's rows; joined, alone: the federations that left them out."""
-    several = len(folds) > 1
+def _verdicts(federation: Federation, joined: Sequence[Fold], alone: Sequence[Fold]) -> dict[str, Verdict]:
+    """Return verdicts by client, from the rows that the joined federations and those of clients alone left out."""
     clients = []
     for i, name in enumerate(federation.shards.names):
-        own = [sets[i] for sets in folds]
-        numbers = np.repeat(np.arange(len(own)), [len(rows) for rows in own])
+        numbers = np.repeat(np.arange(len(joined)), [len(sets[i]) for _, sets in joined])
         of_alone, of_joined = (
-            np.concatenate([_losses(federation, i, *each) for each in zip(indices, own, strict=True)])
-            for indices in (alone, joined)
+            np.concatenate([_losses(federation, i, index, sets[i]) for index, sets in folds])
+            for folds in (alone, joined)
         )
-        clients.append(PairedLosses(name, of_alone, of_joined, numbers if several else None))
+        clients.append(PairedLosses(name, of_alone, of_joined, numbers if len(joined) > 1 else None))
     return {verdict.client: verdict for verdict in judge(clients)}
 
 

@@ -19,7 +19,7 @@ from pfedbayes.data import Preprocessing
 from pfedbayes.data.own.familiarity import Familiarity
 from pfedbayes.data.own.new_rows import read_chunks
 from pfedbayes.errors import UserError
-from pfedbayes.evaluation.estimators import Which
+from pfedbayes.evaluation.estimators import Served
 from pfedbayes.evaluation.posterior import OutputFunction, Weights
 from pfedbayes.maths.likelihoods import Likelihood, Regression
 from pfedbayes.maths.metrics import confidence, decompose_uncertainty, log_average, moments
@@ -51,8 +51,8 @@ class Client:
 
     name: str | None
     """The client; None for the shared model without a client."""
-    which: Which
-    """The client's own model or the shared one."""
+    which: Served
+    """The client's model of the federation, the one that it has trained alone, or the shared one."""
     preprocessing: Preprocessing
     """How inputs and targets are encoded."""
     likelihood: Likelihood
@@ -75,7 +75,7 @@ class Client:
         """The name of the model for messages."""
         if self.which == "shared":
             return "the shared model" + (f" for {self.name}" if self.name else "")
-        return f"the model of {self.name}"
+        return f"the model that {self.name} trained alone" if self.which == "alone" else f"the model of {self.name}"
 
     @property
     def is_stochastic(self) -> bool:

@@ -7,16 +7,17 @@ from functools import partial
 from pathlib import Path
 
 from pfedbayes.errors import UserError
-from pfedbayes.evaluation.estimators import Which
+from pfedbayes.evaluation.estimators import Served
 from pfedbayes.evaluation.posterior import TrainedModel, trained_model
 from pfedbayes.files.reading import reading
 from pfedbayes.methods.base import Method
-from pfedbayes.runs import saving
+from pfedbayes.runs import read_run, saving
 from pfedbayes.runs.calibration import CalibrationRecord, read_calibration
 from pfedbayes.serving.client import Client
 from pfedbayes.serving.portable import read_client
 from pfedbayes.serving.saved_models import saved_models
 from pfedbayes.trust.calibration import NO_SCORES, concatenate
+from pfedbayes.trust.joining import Verdict
 
 NEWCOMERS = "newcomers"  # the subfolder of a run with the clients that joined later
 SUFFIX = ".safetensors"
@@ -29,14 +30,20 @@ def open_client(
     shared: bool = False,
     device: str = "auto",
     trust_module: bool = False,
+    model: str | None = None,
 ) -> Client:
     """Return a client of a run folder, one that joined the run later (`join`), or one in a file (`export`).
 
     name: the client; optional for the shared model and for a file. shared: return the shared model instead of the
     client's own. If the run has several seeds, the models are those of the first. trust_module: whether to import the
-    code that a file or folder names for its network; else it is refused.
+    code that a file or folder names for its network; else it is refused. model: the client's model of the federation
+    ("joined") or the one that it has trained alone; default: the one that cross-validation has found to be better.
     """
     source = Path(source)
+    if shared and model is not None:
+        raise UserError(f"--shared and --model {model} exclude each other: leave one of them out")
+    if model not in (None, "joined", "alone"):
+        raise UserError(f"there is no model {model!r}: choose joined or alone")
     with reading(source, "give a run folder, or the exported file of a client"):
         is_file = source.is_file()
     if is_file:
@@ -45,6 +52,8 @@ def open_client(
             raise UserError(f"{source} holds {client.title}: leave --shared out, or give the run folder")
         if name is not None and client.name not in (None, name):
             raise UserError(f"{source} is of {client.name!r} and not of {name!r}: correct --client")
+        if model is not None and (client.which == "alone") != (model == "alone"):
+            raise UserError(f"{source} holds {client.title}: leave --model out, or give the run folder")
         return client
     record = read_calibration(source)
     joined = {path.stem: path for path in sorted((source / NEWCOMERS).glob(f"*{SUFFIX}")) if not path.is_symlink()}
@@ -61,15 +70,40 @@ def open_client(
         )
     if name is None and not shared:
         raise UserError(f"no client is given: add --client with one of {', '.join(record.names[:20])}, or --shared")
-    which: Which = "shared" if shared else "personal"
-    return _client(_models(source, record, which, device, trust_module), record, name, which)
+    if shared:
+        return _client(_models(source, record, "shared", device, trust_module), record, name, "shared")
+    which, why = _own_model(record, str(name), model, _verdicts(source))
+    return _client(_models(source, record, which, device, trust_module), record, name, which, why)
 
 
 def open_all(source: str | Path, device: str = "auto", trust_module: bool = False) -> Iterator[Client]:
-    """Yield the personal models of all clients that took part in a run; trust_module: see `open_client`."""
-    record = read_calibration(Path(source))
-    models = _models(Path(source), record, "personal", device, trust_module)
-    return (_client(models, record, name, "personal") for name in record.names)
+    """Yield the default models of all clients that took part in a run; trust_module: see `open_client`."""
+    record, verdicts = read_calibration(Path(source)), _verdicts(Path(source))
+    chosen = {name: _own_model(record, name, None, verdicts) for name in record.names}
+    models = {
+        which: _models(Path(source), record, which, device, trust_module)
+        for which in dict.fromkeys(which for which, _ in chosen.values())
+    }
+    return (_client(models[which], record, name, which, why) for name, (which, why) in chosen.items())
+
+
+def _verdicts(folder: Path) -> dict[str, Verdict]:
+    """Return the verdicts on joining of a run by client, from cross-validation."""
+    summary = read_run(folder, log_bytes=0).summary
+    return {one.client: one.folds for one in (summary.joining if summary else None) or []}
+
+
+def _own_model(
+    record: CalibrationRecord, name: str, model: str | None, verdicts: dict[str, Verdict]
+) -> tuple[Served, tuple[str, ...]]:
+    """Return which of its own models a client predicts with, and a note if that is not the joined one."""
+    if model is None:
+        if name not in verdicts or verdicts[name].use == "joined":
+            return "personal", ()
+        return "alone", (f"by cross-validation its own model is the better one ({verdicts[name].sentence()})",)
+    if model == "alone" and "alone" not in record.scores:
+        raise UserError("the run has no models that clients trained alone: leave --model out")
+    return ("alone" if model == "alone" else "personal"), ()
 
 
 def file_name(client: str, suffix: str, remedy: str) -> str:
@@ -85,35 +119,51 @@ def newcomer_file(run: Path, name: str) -> Path:
 
 
 def _models(
-    folder: Path, record: CalibrationRecord, which: Which, device: str, trust_module: bool
+    folder: Path, record: CalibrationRecord, which: Served, device: str, trust_module: bool
 ) -> Callable[[int], TrainedModel]:
     """Return a function from the number of a client to its model, or to the shared one."""
     saved = saved_models(folder, record, device, trust_module)
-    _require_model(saved.method, which)
-    if which == "personal" and saved.method.adapts:  # such models are made from the client's training data
-        return partial(trained_model, saving.load(folder, device=device, trust_module=trust_module), which)
+    if which != "alone":
+        _require_model(saved.method, which)
+    if which != "shared" and saved.method.adapts:  # such models are made from the client's training data
+        federation = saving.load(folder, device=device, trust_module=trust_module)
+        index = record.alone or 0 if which == "alone" else 0
+        return partial(trained_model, federation, "personal", seed_index=index)
     return partial(saved.trained_model, which)
 
 
-def _require_model(method: Method, which: Which) -> None:
+def _require_model(method: Method, which: Served) -> None:
     if not getattr(method.about, which):
         remedy = "leave --shared out" if which == "shared" else "add --shared"
         raise UserError(f"{method.about.title} has no {which} model: {remedy}")
 
 
-def _client(models: Callable[[int], TrainedModel], record: CalibrationRecord, name: str | None, which: Which) -> Client:
+def _client(
+    models: Callable[[int], TrainedModel],
+    record: CalibrationRecord,
+    name: str | None,
+    which: Served,
+    notes: tuple[str, ...] = (),
+) -> Client:
     index = record.names.index(name) if name in record.names else 0
     model = models(index)
-    notes = []
+    caveats = list(notes)
     if which not in record.scores:
         raise UserError(
             f"the run has no calibration scores for its {which} model: finish it with pfedbayes run --resume"
         )
     of_all = concatenate(record.scores[which])
+    if record.folds:
+        caveats.append(
+            f"the calibration rows were predicted by models trained without them, in {record.folds} folds, so the "
+            "guarantees hold approximately"
+        )
     if record.chose_round and len(of_all.odd):
-        notes.append("the calibration rows also chose the round that was kept, so they are not quite new to the models")
+        caveats.append(
+            "the calibration rows also chose the round that was kept, so they are not quite new to the models"
+        )
     if name not in record.names:
-        notes.append("there is no guarantee for a client that was not in the run")
+        caveats.append("there is no guarantee for a client that was not in the run")
     return Client(
         name=name,
         which=which,
@@ -122,7 +172,7 @@ def _client(models: Callable[[int], TrainedModel], record: CalibrationRecord, na
         outputs=model.outputs,
         own=record.scores[which][index] if name in record.names else NO_SCORES,
         of_all=of_all,
-        notes=tuple(notes),
+        notes=tuple(caveats),
         weights=model.weights,
         net=record.net,
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 from pfedbayes.data import Preprocessing
 from pfedbayes.engine.plan import choose_device
 from pfedbayes.errors import UserError
-from pfedbayes.evaluation.estimators import Which
+from pfedbayes.evaluation.estimators import Served
 from pfedbayes.evaluation.posterior import Weights
 from pfedbayes.files.reading import reading
 from pfedbayes.files.tensors import tensor_bytes
@@ -36,7 +36,7 @@ class _About:
 
     format: int
     client: str | None
-    which: Which
+    which: Served
     task: str
     layers: list[Any] | None
     """The layers of the network; None if only the code of its module describes it."""

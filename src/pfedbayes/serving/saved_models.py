@@ -15,7 +15,7 @@ from pfedbayes.engine.personalisation import Prior, as_prior
 from pfedbayes.engine.plan import Plan, choose_device
 from pfedbayes.engine.population import FilePopulation
 from pfedbayes.errors import UserError
-from pfedbayes.evaluation.estimators import Which
+from pfedbayes.evaluation.estimators import Served
 from pfedbayes.evaluation.posterior import TrainedModel, draw_seed
 from pfedbayes.files.tensors import TensorFile
 from pfedbayes.maths.trees import fill, leaves, misfit, named_leaves, pick, tree_map
@@ -44,11 +44,16 @@ class SavedModels:
     rounds: int | None
     """Rounds trained when the run was finished; None in runs of early versions."""
 
-    def trained_model(self, which: Which, client: int) -> TrainedModel:
-        """Read a client's model, or the shared one, of the first seed."""
+    alone: int | None
+    """The federation in which clients trained alone; None if there is none."""
+
+    def trained_model(self, which: Served, client: int) -> TrainedModel:
+        """Read a model of the first seed: a client's, the shared one, or the one that the client has trained alone."""
         with self._checkpoint() as checkpoint:
-            state = self._client(checkpoint, client) if which == "personal" else self._server(checkpoint, 0)
-            seed = draw_seed(self.seeds[0], which, checkpoint.round, client)
+            index = self.alone or 0 if which == "alone" else 0
+            own = which != "shared" and self.method.about.personal
+            state = self._client(checkpoint, client, index) if own else self._server(checkpoint, index, client)
+            seed = draw_seed(self.seeds[0], "shared" if which == "shared" else "personal", checkpoint.round, client)
             if not all(bool(leaf.isfinite().all()) for leaf in leaves(state) if leaf.is_floating_point()):
                 raise ValueError("a model in it is not finite")
         return TrainedModel(self.method, self.model, state, seed)
@@ -75,31 +80,33 @@ class SavedModels:
         theta = torch.zeros(self.model.net.num_params, dtype=getattr(torch, self.plan.dtype))
         return self.method.init(theta, self.num_clients, self.model.net)
 
-    def _server(self, checkpoint: _Checkpoint, s: int) -> State:
+    def _server(self, checkpoint: _Checkpoint, s: int, client: int = 0) -> State:
+        """Read the server's state of a federation; clients that train alone have one each."""
         template = self._server_template()
         expected = dict(named_leaves(template, f"server.{s}"))
-        found = {name: checkpoint.tensor(name) for name in expected}
+        alone = s == self.alone
+        found = {name: checkpoint.row(name, client) if alone else checkpoint.tensor(name) for name in expected}
         if self.method.about.averages:  # other states may change their shape during training
             checkpoint.require_fit(found, expected)
         return self._on_device(fill(template, found, f"server.{s}"))
 
-    def _client(self, checkpoint: _Checkpoint, client: int) -> State:
-        """Read a client's state; a client that never took part has the state of its first round."""
+    def _client(self, checkpoint: _Checkpoint, client: int, s: int) -> State:
+        """Read the state of a client of federation s; one that never took part has the state of its first round."""
         template = self._enrol(self._server_template(), client)
-        enrolled = checkpoint.tensor("enrolled").tolist()
-        if client not in enrolled:
-            return self._enrol(self._server(checkpoint, 0), client)
+        enrolled, member = checkpoint.tensor("enrolled").tolist(), s * self.num_clients + client
+        if member not in enrolled:
+            return self._enrol(self._server(checkpoint, s, client), client)
         if checkpoint.keeps_clients_apart:
             population = FilePopulation(template, torch.device("cpu"))
             rows = checkpoint.optional(("rows", "witness", "checksums"))
             try:
                 population.restore(enrolled, rows, self.folder / runs.CLIENTS)
-                state = pick(population.get([client], lambda _: ()), 0)
+                state = pick(population.get([member], lambda _: ()), 0)
             finally:
                 population.close()
             return self._on_device(state)
         expected = dict(named_leaves(template, "clients"))
-        found = {name: checkpoint.row(name, enrolled.index(client)) for name in expected}
+        found = {name: checkpoint.row(name, enrolled.index(member)) for name in expected}
         checkpoint.require_fit(found, expected)
         return self._on_device(fill(template, found, "clients"))
 
@@ -168,4 +175,5 @@ def saved_models(
         seeds=tuple(run.info.seeds),
         num_clients=1 if method.needs.pooled_data else len(record.names),
         rounds=record.rounds,
+        alone=record.alone,
     )

@@ -32,6 +32,8 @@ class Scores(NamedTuple):
     """Whether the predicted label is wrong, (n,); empty for a regression."""
 
 
+Fold = tuple[int, Sequence[Tensor]]
+"""The index of the federation that was trained without some rows, and these rows of the pool for each client."""
 NO_SCORES = Scores(torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.bool))
 
 
@@ -44,13 +46,8 @@ def score(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Scores:
     return Scores(odd.cpu(), confidence(log_probs).cpu(), (log_probs.argmax(-1) != y).cpu())
 
 
-def score_clients(
-    federation: Federation, which: Which, folds: Sequence[tuple[int, Sequence[Tensor]]]
-) -> Iterator[Scores]:
-    """Yield the scores of each client, fold by fold; clients without rows are skipped.
-
-    folds: for each fold the index of the federation that was trained without it, and each client's rows of the pool.
-    """
+def score_clients(federation: Federation, which: Which, folds: Sequence[Fold]) -> Iterator[Scores]:
+    """Yield the scores of each client, fold by fold; clients without rows are skipped."""
     for i in range(len(folds[0][1])):
         for index, sets in folds:
             if len(sets[i]):

@@ -57,10 +57,13 @@ def load_own(config: DataConfig) -> Shards:
 
 
 def holds_tables(path: str) -> bool:
-    """Return whether a path of the user's own data leads to tables, and not to images or arrays."""
-    place = existing(path)
-    if place.is_dir():
-        return not images.is_tree(place) and all(file.suffix.lower() != ".npz" for file in _files(place))
+    """Return whether a path of the user's own data leads to tables, as far as one can tell, not to images or arrays."""
+    try:
+        place = existing(path)
+        if place.is_dir():
+            return not images.is_tree(place) and all(file.suffix.lower() != ".npz" for file in _files(place))
+    except UserError:
+        return True  # `load_own` says what is wrong
     return place.suffix.lower() != ".npz"
 
 
