@@ -92,9 +92,13 @@ class Local(NamedTuple):
     """Steps taken so far in this round."""
     correction: Tensor
     """What the other clients' last gradients add to this client's."""
-    received: Received
     before: Tensor
     """The client's gradient of its last round."""
+    spread: Tensor
+    scale: Tensor
+    share: Tensor
+    steps: Tensor
+    """Steps taken in all, by the server's count."""
     size: Tensor
 
 
@@ -232,8 +236,11 @@ class Hierarchical(Method):
             gradients=torch.zeros_like(client.delta),
             taken=zero,
             correction=received.gradient - client.gradient,
-            received=received,
             before=client.gradient,
+            spread=received.spread,
+            scale=received.scale,
+            share=received.share,
+            steps=received.steps,
             size=shard.size,
         )
 
@@ -248,7 +255,6 @@ class Hierarchical(Method):
         step of Adam on the mean gradient.
         """
         (batch,) = batches
-        received = local.received
         mu, delta = mean_field(local.shared), mean_field(local.delta)
         variance = mu.sigma.square() + delta.sigma.square()
         in_mean, in_variance = grad_expected_nll(model, mu.mu + delta.mu, variance, batch, local.size, noise)
@@ -260,9 +266,9 @@ class Hierarchical(Method):
             in_sigma = 2 * q.sigma * in_variance + weight * divergence.sigma
             return torch.stack([in_mean + weight * divergence.mu, grad_in_rho(in_sigma, rho)])
 
-        rates = annealed((self.eta_mean, self.eta_rho), received.steps + local.taken, self.anneal)
-        grad_delta = gradient(delta, local.delta[1], received.spread, self.kl_personal)
-        grad_shared = gradient(mu, local.shared[1], received.scale, self.kl_shared * received.share)
+        rates = annealed((self.eta_mean, self.eta_rho), local.steps, self.anneal)
+        grad_delta = gradient(delta, local.delta[1], local.spread, self.kl_personal)
+        grad_shared = gradient(mu, local.shared[1], local.scale, self.kl_shared * local.share)
         new_delta, adam = adam_of_gaussian(local.delta, grad_delta, local.adam, rates)
         corrected = grad_shared + local.correction
         shared, momentum = adam_of_gaussian(local.shared, corrected, local.momentum, rates)
@@ -273,6 +279,7 @@ class Hierarchical(Method):
             adam=adam,
             gradients=local.gradients + grad_shared,
             taken=local.taken + 1,
+            steps=local.steps + 1,
         )
 
     def end(self, local: Local) -> tuple[Client, Upload]:
