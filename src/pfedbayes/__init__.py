@@ -52,8 +52,8 @@ _HOME = {
     "errors": ("Diverged", "UserError"),
     "maths.likelihoods": ("Classification", "Regression"),
     "methods": (
-        "METHODS", "Method", "PFedBayes", "FedAvg", "FedProx", "BNFed", "PerFedAvg", "PFedMe", "HeurFedAMP", "Hierarchical",
-        "PFedGP", "Local", "Pooled", "FedAvgFT", "Ditto", "FedPer", "FedRep",
+        "METHODS", "Method", "PFedBayes", "FedAvg", "FedProx", "BNFed", "PerFedAvg", "PFedMe", "HeurFedAMP",
+        "Hierarchical", "PFedGP", "Local", "Pooled", "FedAvgFT", "Ditto", "FedPer", "FedRep",
     ),
     "nets": ("Model", "Net", "WithNoise", "cnn", "mlp", "vgg"),
     "runs.saving": ("load", "read_preprocessing", "save"),
