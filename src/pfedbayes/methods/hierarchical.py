@@ -6,8 +6,14 @@ and delta_i ~ N(0, T^2), with a scale S for each block of weights and a scale T 
     sum_i (E[log p(D_i | mu + delta_i)] - KL(q(delta_i) || N(0, T^2))) - KL(q(mu) || N(0, S^2)),
 
 a lower bound of the log evidence. The server sets S and T in closed form under an inverse-gamma hyper-prior, which
-keeps the spread of a few clients from collapsing to zero. If there is no hyper-prior and mu is a point, the server's
-problem is that of Lemma A.2.
+keeps the spread of a few clients from collapsing to zero.
+
+Limits. With `kl_shared` = 0, q(mu) becomes a point m, since only its KL term keeps s from zero. The best m is the mean
+of the clients' means, because sum_i d_i = 0 at the optimum. Without a hyper-prior (`confidence` -> 0), T^2 is then the
+mean of d_i^2 + sigma_i^2: the mean variance of the clients plus the variance of their means. So the server has the
+barycentre of Lemma A.2, as in pFedBayes with `server` = "barycentre", and the spread of a few clients can collapse.
+
+The independence of mu and delta_i makes q(theta_i) too narrow, see docs/results/widths.md.
 """
 
 from __future__ import annotations
@@ -251,8 +257,8 @@ class Hierarchical(Method):
         """Take a step on q(delta_i), and one on the copy of q(mu).
 
         The copy follows the client's own gradient plus `correction`, which stands for the other clients (as the control
-        variates of SCAFFOLD do), with the server's second moments. So the mean of the copies after one step is one
-        step of Adam on the mean gradient.
+        variates of SCAFFOLD do), and Adam's moments are the server's. So the mean of the copies after one step is close
+        to one step of Adam on the mean gradient, and equal to it if clients agree.
         """
         (batch,) = batches
         mu, delta = mean_field(local.shared), mean_field(local.delta)
