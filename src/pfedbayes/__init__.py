@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Pooled,
     )
     from pfedbayes.nets import Model, Net, WithNoise, cnn, mlp, vgg
+    from pfedbayes.runs.experiment import table_model
     from pfedbayes.runs.saving import load, read_preprocessing, save
     from pfedbayes.serving import join, open_client
 
@@ -43,7 +44,8 @@ __all__ = [
     "FedProx", "FedRep", "Federation", "HeurFedAMP", "Hierarchical", "Local", "Method", "Model", "Net", "PFedBayes",
     "PFedGP", "PFedMe", "PerFedAvg", "Plan", "Pooled", "Preprocessing", "Regression", "Shards", "Training",
     "UserError", "WithNoise", "cnn", "join", "load", "load_shards", "mlp", "open_client", "read_inputs",
-    "read_preprocessing", "save", "shards_from_tables", "vgg",
+    "read_preprocessing", "save", "shards_from_tables",
+    "table_model", "vgg",
 ]  # fmt: skip
 
 _HOME = {
@@ -56,6 +58,7 @@ _HOME = {
         "Hierarchical", "PFedGP", "Local", "Pooled", "FedAvgFT", "Ditto", "FedPer", "FedRep",
     ),
     "nets": ("Model", "Net", "WithNoise", "cnn", "mlp", "vgg"),
+    "runs.experiment": ("table_model",),
     "runs.saving": ("load", "read_preprocessing", "save"),
     "serving": ("join", "open_client"),
 }  # fmt: skip

@@ -22,6 +22,7 @@ from pfedbayes.maths.random import Purpose, key
 from pfedbayes.maths.trees import pick, tree_map
 from pfedbayes.memory import to_device
 from pfedbayes.methods.base import Method, Shard, State
+from pfedbayes.methods.hierarchical import with_schedule
 from pfedbayes.nets import Init, Model
 
 
@@ -120,6 +121,7 @@ def make_setup(
     numbers: the numbers under which clients draw random numbers; 0, 1, … if not given. copies: federations that train
     beside those of the seeds.
     """
+    method = with_schedule(method, training.rounds * training.local_steps)
     _check_images(shards, training)
     _check_plan(method, plan)
     plan.activate()

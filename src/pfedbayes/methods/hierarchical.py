@@ -19,7 +19,7 @@ The independence of mu and delta_i makes q(theta_i) too narrow, see docs/results
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
 import torch
@@ -30,10 +30,11 @@ from pfedbayes.maths.gaussian import MeanField, grad_in_rho, kl_grad_q, mean_fie
 from pfedbayes.maths.optim import Adam, adam_init
 from pfedbayes.maths.stacked import broadcast
 from pfedbayes.maths.trees import tree_map
-from pfedbayes.methods.base import About, Habits, Method, Needs, Shard
+from pfedbayes.methods.base import About, Habits, Limits, Method, Needs, Shard
 from pfedbayes.nets import Batch, Model, Net
 
 BETA1, BETA2, EPS = 0.9, 0.99, 1e-8  # of Adam
+DEFAULT_ANNEAL = 400  # local steps, where nothing says how long the run is
 
 
 class Server(NamedTuple):
@@ -44,7 +45,7 @@ class Server(NamedTuple):
     adam: Adam[Tensor]
     """Moments of the clients' mean gradient in `shared`."""
     gradient: Tensor
-    """Mean over all clients of the gradient that each of them last sent, (2, T)."""
+    """Mean gradient of the clients in `shared`, (2, T). With participants, a running mean over rounds."""
     spread: Tensor
     """Prior variances T^2 of delta, (T,)."""
     scale: Tensor
@@ -98,8 +99,6 @@ class Local(NamedTuple):
     """Steps taken so far in this round."""
     correction: Tensor
     """What the other clients' last gradients add to this client's."""
-    before: Tensor
-    """The client's gradient of its last round."""
     spread: Tensor
     scale: Tensor
     share: Tensor
@@ -115,8 +114,8 @@ class Upload(NamedTuple):
     """Its copy of q(mu)."""
     momentum: Adam[Tensor]
     """Adam's moments of the copy."""
-    change: Tensor
-    """Its mean gradient of this round minus that of its last round."""
+    gradient: Tensor
+    """Its mean gradient in `shared` of this round, (2, T)."""
     square: Tensor
     """E[delta_i^2] of each weight, (T,)."""
     steps: Tensor
@@ -131,8 +130,8 @@ class Hierarchical(Method):
     """Learning rate of means."""
     eta_rho: NonNegative[float] = 0.05
     """Learning rate of rhos, which are the logarithms of small standard deviations."""
-    anneal: AtLeastOne[int] = 400
-    """Local steps over which the learning rates fall to zero, by a cosine."""
+    anneal: AtLeastOne[int] | None = None
+    """Local steps over which the learning rates fall to zero, by a cosine; None for all steps of the run."""
     spread: Positive[float] = 0.3
     """Prior guess of T, as a share of the scale of mu."""
     confidence: Positive[float] = 4.0
@@ -154,12 +153,17 @@ class Hierarchical(Method):
         stochastic=True,
         gaussian=True,
         averages=False,
+        mean_only=True,
     )
     habits = Habits(init="torch", trains="chosen")
 
     @property
     def needs(self) -> Needs:
         return Needs(full_batch=self.full_batch)
+
+    @property
+    def _last_step(self) -> int:
+        return self.anneal or DEFAULT_ANNEAL
 
     # Server
 
@@ -197,12 +201,12 @@ class Hierarchical(Method):
         """
         mean: Upload = tree_map(lambda leaf: leaf.mean(0), uploads)
         count, steps = len(clients), server.steps + mean.steps
-        learns = steps >= self.wait * self.anneal
+        learns = steps >= self.wait * self._last_step
         scale, spread = self._scales(server, mean_field(mean.shared), mean.square * count, count)
         return server._replace(
             shared=mean.shared,
             adam=mean.momentum,
-            gradient=server.gradient + count * server.share * mean.change,
+            gradient=torch.lerp(server.gradient, mean.gradient, count * server.share),
             scale=torch.where(learns, scale, server.scale),
             spread=torch.where(learns, spread, server.spread),
             steps=steps,
@@ -223,6 +227,32 @@ class Hierarchical(Method):
         block_spread = (of_block(squares) + nu * start_spread) / (count * size + nu)
         return scale, (squares + nu * block_spread) / (count + nu)
 
+    def check_upload(self, server: Server, upload: Upload, limits: Limits) -> str | None:
+        """Compare q(mu) with the server's, gradients with the number of examples, and counts with the task.
+
+        Gradients are sums over examples. So they, and Adam's moments of them, are limited per example.
+        """
+        moments, most = upload.momentum, limits.largest * max(limits.examples, 1)
+        found = {
+            "its mean has an entry": (upload.shared[0], limits.largest),
+            "its rho has an entry": (upload.shared[1], limits.rho),
+            "its distance from the server has an entry": (upload.shared - server.shared, limits.step),
+            "its deviation from the shared model has an entry": (upload.square.clamp(min=0).sqrt(), limits.step),
+            "its gradient has an entry": (upload.gradient, most),
+            "its mean of gradients has an entry": (moments.mean, most),
+            "its mean of squared gradients has the root": (moments.square.clamp(min=0).sqrt(), most),
+        }
+        for what, (tensor, bound) in found.items():
+            if (largest := float(tensor.abs().max())) > bound:
+                return f"{what} of magnitude {largest:.3g}, more than {bound:g}"
+        if float(min(moments.square.min(), upload.square.min())) < 0:
+            return "a mean of squares is negative"
+        if not all(0 <= float(weight) <= 1 for weight in (moments.mean_weight, moments.square_weight)):
+            return "a weight of Adam's moments is not between 0 and 1"
+        if float(upload.steps) != limits.steps:
+            return f"it took {float(upload.steps):g} local steps instead of {limits.steps}"
+        return None
+
     # Client
 
     def enrol(self, received: Received) -> Client:
@@ -242,7 +272,6 @@ class Hierarchical(Method):
             gradients=torch.zeros_like(client.delta),
             taken=zero,
             correction=received.gradient - client.gradient,
-            before=client.gradient,
             spread=received.spread,
             scale=received.scale,
             share=received.share,
@@ -272,7 +301,7 @@ class Hierarchical(Method):
             in_sigma = 2 * q.sigma * in_variance + weight * divergence.sigma
             return torch.stack([in_mean + weight * divergence.mu, grad_in_rho(in_sigma, rho)])
 
-        rates = annealed((self.eta_mean, self.eta_rho), local.steps, self.anneal)
+        rates = annealed((self.eta_mean, self.eta_rho), local.steps, self._last_step)
         grad_delta = gradient(delta, local.delta[1], local.spread, self.kl_personal)
         grad_shared = gradient(mu, local.shared[1], local.scale, self.kl_shared * local.share)
         new_delta, adam = adam_of_gaussian(local.delta, grad_delta, local.adam, rates)
@@ -296,7 +325,7 @@ class Hierarchical(Method):
         upload = Upload(
             shared=local.shared,
             momentum=local.momentum,
-            change=gradient - local.before,
+            gradient=gradient,
             square=delta.mu.square() + delta.sigma.square(),
             steps=local.taken,
         )
@@ -310,6 +339,13 @@ class Hierarchical(Method):
             return mean_field(state.q)
         mu = mean_field(state.shared)
         return MeanField(mu.mu, (mu.sigma.square() + state.spread).sqrt())
+
+
+def with_schedule(method: Method, steps: int) -> Method:
+    """Let learning rates without a given `anneal` fall to zero at the end of a run of so many local steps."""
+    if isinstance(method, Hierarchical) and method.anneal is None:
+        return replace(method, anneal=max(1, steps))
+    return method
 
 
 def grad_expected_nll(

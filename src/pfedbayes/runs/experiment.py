@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from pfedbayes.constraints import LARGEST_SEED
-from pfedbayes.data import DataConfig, Shards, TaskShape, holds_tables
+from pfedbayes.data import DataConfig, Preprocessing, Shards, TaskShape, holds_tables
 from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.plan import Plan, largest_batch, plan_for, run_size
 from pfedbayes.engine.training import Training
@@ -24,6 +24,7 @@ from pfedbayes.errors import UserError, nearest, one_line
 from pfedbayes.maths.likelihoods import Classification, Likelihood, Regression, StudentT
 from pfedbayes.memory import device_memory, host_memory, refuse_too_large
 from pfedbayes.methods import METHODS, Method
+from pfedbayes.methods.hierarchical import with_schedule
 from pfedbayes.nets import Init, Model, Net, TableNet, WithNoise, cnn, mlp, vgg
 from pfedbayes.nets.import_path import build_module, is_import_path
 from pfedbayes.runs.config import build, parse_override, read_toml
@@ -179,6 +180,7 @@ def resolve(sections: Mapping[str, Any], changes: Sequence[Change] = ()) -> Expe
     net = NetConfig.from_section(merged["net"])
     method = build(METHODS[chosen], merged["method"], "method")
     training = build(Training, merged["training"], "training")
+    method = with_schedule(method, training.rounds * training.local_steps)
     evaluation = build(Evaluation, merged["evaluation"], "evaluation")
     has_validation = data.validation > 0 or data.split_column is not None
     if evaluation.split == "validation" and not has_validation:
@@ -266,6 +268,14 @@ def build_model(net: NetConfig, task: TaskShape, method: Method) -> Model:
         likelihood = Regression(net.sigma_eps and net.sigma_eps / task.unit, task.unit)
         module = module if net.sigma_eps is not None else WithNoise(module)
     return Model(Net(module), likelihood, method.habits.pixels)
+
+
+def table_model(fitted: Preprocessing, method: Method) -> Model:
+    """Build the model that `pfedbayes run` builds for tables with this preprocessing, where no table is at hand."""
+    target = fitted.target
+    num_classes = None if target.classes is None else len(target.classes)
+    task = TaskShape(fitted.shape, num_classes, 1, target.deviation, fitted.pieces)
+    return build_model(_settle(NetConfig(), method, "table", (TABLE_WIDTH,)), task, method)
 
 
 def _table_model(net: NetConfig, task: TaskShape, method: Method) -> tuple[Net, Likelihood]:
