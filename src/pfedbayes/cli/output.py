@@ -111,8 +111,11 @@ def print_table(result: Run) -> None:
         label = tables.metric(name)
         table.add_column(label.label + (f" ({label.unit})" if label.unit else ""), justify="right")
     for row in rows:
-        for title, estimates in (("mean", row.mean), ("worst", row.worst)):
-            table.add_row(row.model, title, *(tables.format_estimate(name, estimates[name]) for name in names))
+        lines = {"mean": row.mean, "worst": row.worst, "all rows": tables.pooled(result, row.model)}
+        for title, estimates in lines.items():
+            cells = (tables.format_estimate(name, estimates[name]) if name in estimates else "" for name in names)
+            if estimates:
+                table.add_row(row.model, title, *cells)
     plain_console().print(table)
 
 

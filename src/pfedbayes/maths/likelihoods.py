@@ -1,4 +1,4 @@
-"""Likelihoods: how probable the targets are, given a model's outputs."""
+"""Likelihoods: how probable the targets are, given a model's outputs, and how such predictions are scored."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pfedbayes.maths import metrics, ranking
 from pfedbayes.maths.gaussian import sigma
 
 
@@ -17,6 +18,18 @@ class Likelihood(Protocol):
     """The distribution p(y | outputs) of a target."""
 
     task: str
+    predicts: str
+    """What is predicted: "labels" (class probabilities) or "numbers"."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the `scores`."""
+        ...
+
+    @property
+    def pooled_metrics(self) -> tuple[str, ...]:
+        """Names of the `pooled_scores`, which say more over the rows of all clients together; often none."""
+        ...
 
     def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the negative log-likelihood (n,) of each example, from outputs (n, ...) and targets y (n, ...)."""
@@ -29,12 +42,57 @@ class Likelihood(Protocol):
         """
         ...
 
+    def scores(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the `metrics` (..., M) of the averaged prediction of outputs (..., K, n, ...) for targets (..., n)."""
+        ...
+
+    def gist(self, outputs: Tensor) -> Tensor:
+        """Return what `pooled_scores` needs of outputs (..., K, n, ...), with one row per example (..., n, R)."""
+        ...
+
+    def pooled_scores(self, gist: Tensor, y: Tensor) -> Tensor:
+        """Return the `pooled_metrics` (P,) of the rows of all clients."""
+        ...
+
 
 @dataclass(frozen=True)
 class Classification:
     """Softmax classification: outputs (n, C) are logits, y (n,) are labels."""
 
+    ranking: bool = False
+    """Whether to score rankings too: balanced accuracy, AUROC and AUPRC."""
+
     task = "classification"
+    predicts = "labels"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        known = metrics.METRICS["classification"]
+        return known if self.ranking else tuple(name for name in known if name not in metrics.RANKING)
+
+    @property
+    def pooled_metrics(self) -> tuple[str, ...]:
+        return metrics.RANKING if self.ranking else ()
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Return logits (..., C), whose softmax are the probabilities of the classes."""
+        return outputs
+
+    def scores(self, outputs: Tensor, y: Tensor) -> Tensor:
+        values = metrics.label_scores(outputs, y)
+        if not self.ranking:
+            return values
+        further = self.pooled_scores(self.gist(outputs), y)
+        return torch.cat([values[..., :4], further, values[..., 4:]], dim=-1)
+
+    def gist(self, outputs: Tensor) -> Tensor:
+        """Return the log-probabilities (..., n, C) of the averaged prediction."""
+        return metrics.log_average(outputs)
+
+    def pooled_scores(self, gist: Tensor, y: Tensor) -> Tensor:
+        curves = (ranking.area_under_roc, ranking.average_precision)
+        areas = (ranking.one_vs_rest(curve, gist, y) for curve in curves)
+        return torch.stack([ranking.balanced_accuracy(gist, y), *areas], dim=-1)
 
     def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the cross-entropy of each example."""
@@ -59,6 +117,24 @@ class Regression:
     """The number by which targets were divided before training. Scores are in the original units."""
 
     task = "regression"
+    predicts = "numbers"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return metrics.METRICS["regression"]
+
+    @property
+    def pooled_metrics(self) -> tuple[str, ...]:
+        return ()
+
+    def scores(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return metrics.regression_scores(self, outputs, y)
+
+    def gist(self, outputs: Tensor) -> Tensor:
+        return outputs.mean(-3)
+
+    def pooled_scores(self, gist: Tensor, y: Tensor) -> Tensor:
+        return gist.new_empty(0)
 
     def mean_and_noise(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the predicted means (..., d) and the noise standard deviation, broadcastable to them."""

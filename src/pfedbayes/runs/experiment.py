@@ -259,7 +259,7 @@ def build_model(net: NetConfig, task: TaskShape, method: Method) -> Model:
         sizes = [math.prod(shape), *(net.hidden or ()), outputs]
         refuse_too_large(sum((a + 1) * b for a, b in pairwise(sizes)) * 4, host_memory(), "the network", "net.hidden")
         module = mlp(sizes, net.activation)
-    likelihood: Likelihood = Classification()
+    likelihood: Likelihood = Classification(ranking=task.target is not None)
     if task.num_classes is None:
         likelihood = Regression(net.sigma_eps and net.sigma_eps / task.unit, task.unit)
         module = module if net.sigma_eps is not None else WithNoise(module)
@@ -285,8 +285,8 @@ def _table_model(net: NetConfig, task: TaskShape, method: Method) -> tuple[Net, 
             return make(1), Regression(net.sigma_eps / task.unit, task.unit)
         return make(2, constants=2), StudentT(None, task.unit)
     if task.num_classes == 2 and method.needs.outputs is None:
-        return make(1, reference=True), Classification()
-    return make(method.needs.outputs or task.num_classes), Classification()
+        return make(1, reference=True), Classification(ranking=True)
+    return make(method.needs.outputs or task.num_classes), Classification(ranking=True)
 
 
 def _refuse_large_rounds(experiment: Experiment, shards: Shards, model: Model, num_seeds: int, plan: Plan) -> None:
