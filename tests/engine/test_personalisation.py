@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from federations import difference, federation, make_shards, same_bits, trained
+from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.personalisation import personalise, prior_of
 from pfedbayes.engine.plan import Plan
 from pfedbayes.engine.training import Training
@@ -29,6 +30,15 @@ def test_without_steps_a_newcomer_has_the_shared_model():
     assert torch.equal(new.personal_state(1).q, ours.servers[0])
     x = newcomers().x[:4]
     assert torch.equal(new.predict("personal", 0, x), ours.predict("shared", 0, x))
+
+
+def test_a_gpu_has_finished_before_a_newcomer_has_its_model(monkeypatch):
+    confirmed = []
+    monkeypatch.setattr(Federation, "confirm", lambda self: confirmed.append(self.round))
+    prior = prior_of(federation(PFedBayes()), "shared")
+    for steps in (0, 2):
+        personalise(prior, newcomers(), steps)
+    assert confirmed == [1]  # without steps nothing was trained
 
 
 def test_a_newcomer_learns_from_its_own_data_and_leaves_the_shared_model_alone():

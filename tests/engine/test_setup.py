@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from federations import SIZES, TRAINING, federation, make_model, make_shards, randn, trained
+from pfedbayes.engine.setup import num_participants
 from pfedbayes.errors import UserError
+from pfedbayes.maths.likelihoods import Classification, Regression
 from pfedbayes.maths.random import Purpose, key
 from pfedbayes.methods import METHODS, FedAvg
 from pfedbayes.methods.base import Needs
@@ -87,3 +89,12 @@ def test_the_server_begins_with_the_init_that_is_asked_for():
     expected = ours.model.net.init(key(TRAINING.seed, Purpose.INIT), "normal").double()
     assert torch.equal(ours.servers[0], expected)
     assert not torch.equal(ours.servers[0], federation(FedAvg()).servers[0])
+
+
+def test_a_method_that_needs_labels_does_not_predict_numbers():
+    everybody = dataclasses.replace(TRAINING, participants=None)
+    labels, numbers = (make_model(likelihood=each) for each in (Classification(), Regression(1.0)))
+    assert num_participants(labels, METHODS["pfedgp"](), everybody, 5) == 5
+    assert num_participants(numbers, FedAvg(), everybody, 5) == 5
+    with pytest.raises(UserError, match="pFedGP classifies: give labels instead of numbers"):
+        num_participants(numbers, METHODS["pfedgp"](), everybody, 5)

@@ -2,6 +2,7 @@
 
 import math
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from scipy.stats import norm
 
 from federations import difference, randn
 from pfedbayes import UserError, runs
-from pfedbayes.flower.combine import combine, shortened, trimmed_mean
+from pfedbayes.flower.combine import _aggregate_mean, combine, shortened, trimmed_mean
 from pfedbayes.flower.privacy import epsilon, private_mean, secret_normals
 from pfedbayes.flower.settings import FederationConfig, from_run_config
 from pfedbayes.methods.fedavg import FedAvg
@@ -36,8 +37,17 @@ def test_trimmed_mean_leaves_out_both_ends_of_every_entry():
     assert trimmed_mean(uploads, 0.2).tolist() == pytest.approx([(1 + 2 + 4) / 3, 6.0])
     assert trimmed_mean(uploads, 0.0).tolist() == pytest.approx(uploads.mean(0).tolist())
     assert trimmed_mean(uploads[:2], 0.4).tolist() == pytest.approx([1.5, -20.5])  # of two none can be left out
+    assert trimmed_mean(torch.tensor([0.0, 1.0, 5.0, 8.0, 90.0]), 0.4) == 5  # the median is left
     # 0.2 of 7 values are 1.4: two at each end.
     assert trimmed_mean(torch.tensor([0.0, 9.0, 1.0, 3.0, 6.0, 70.0, 80.0]), 0.2) == 6
+
+
+def test_a_mean_is_aggregated_as_one_upload_of_one_client():
+    method, mean = SimpleNamespace(aggregate=lambda *arguments: arguments), randn(2, 3)
+    server, uploads, sizes, clients = _aggregate_mean(method, mean + 1, mean)
+    assert torch.equal(server, mean + 1)
+    assert torch.equal(uploads, mean[None])
+    assert (sizes.tolist(), clients.tolist()) == ([1.0], [0])
 
 
 def test_long_updates_become_as_long_as_the_median_one():
@@ -45,6 +55,15 @@ def test_long_updates_become_as_long_as_the_median_one():
     assert shortened(updates).norm(dim=1).tolist() == pytest.approx([1.0, 2.0, 2.0])
     still = shortened(torch.zeros(3, 4))
     assert torch.equal(still, torch.zeros(3, 4))
+
+
+@pytest.mark.parametrize(("robust", "expected"), [("median-norm", 10 + (1 - 2 + 2) / 3), ("trimmed-mean", 11.0)])
+def test_robust_averages_by_hand(robust, expected):
+    # The updates 1, -2 and 300 of a server at 10: the longest one is shortened to 2, or both ends are left out.
+    uploads, sizes = list(torch.tensor([[11.0], [8.0], [310.0]]).double()), torch.ones(3).double()
+    config = FederationConfig(3, robust=robust)
+    after = combine(FedAvg(), config, torch.tensor([10.0]).double(), uploads, sizes, CLIENTS[:3])
+    assert after.tolist() == pytest.approx([expected])
 
 
 @pytest.mark.parametrize("robust", ["trimmed-mean", "median-norm"])
@@ -103,7 +122,8 @@ def renyi(rounds, noise, delta):
 
 
 @pytest.mark.parametrize(
-    ("rounds", "noise", "delta"), [(1, 1.0, 1e-5), (20, 4.0, 1e-5), (200, 8.0, 1e-6), (5, 0.7, 1e-3)]
+    ("rounds", "noise", "delta"),
+    [(1, 1.0, 1e-5), (20, 4.0, 1e-5), (200, 8.0, 1e-6), (5, 0.7, 1e-3), (1, 10.0, 1e-5)],
 )
 def test_epsilon_against_the_integral_and_a_bound(rounds, noise, delta):
     eps = epsilon(rounds, noise, delta)

@@ -133,6 +133,7 @@ def test_bytes_of_arrays_and_facts_are_counted():
 
 def test_the_wire_knows_these_types():
     assert (RAW, PROTOCOL) == ("pfedbayes.raw", 2)  # a change of the format needs another number
+    assert (LONGEST_FACTS, len(str(Refused("x" * 1000)))) == (1_048_576, 300)
     assert set(messages.TYPES) == {"float16", "bfloat16", "float32", "float64", "int64", "bool"}
     assert all(str(kind) == f"torch.{name}" for name, kind in messages.TYPES.items())
 

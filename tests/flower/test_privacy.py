@@ -13,7 +13,7 @@ from test_faults import journal
 
 from pfedbayes import UserError, runs
 from pfedbayes.flower.messages import facts_of
-from pfedbayes.flower.privacy import draw, epsilon, private_mean, sampled_epsilon, sampled_renyi
+from pfedbayes.flower.privacy import ORDERS, draw, epsilon, private_mean, sampled_epsilon, sampled_renyi
 from pfedbayes.flower.rollback import rollback
 from pfedbayes.report import write
 
@@ -56,6 +56,11 @@ def test_an_independent_accountant_agrees(rate, noise, rounds, delta, reference)
     # By Google's dp-accounting: RdpAccountant over PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), which also
     # tries orders that are not whole. Ours may be slightly larger, never smaller.
     assert reference - 1e-4 <= sampled_epsilon(rounds, noise, delta, rate) <= 1.01 * reference
+
+
+def test_the_epsilons_of_a_run_depend_on_these_orders():
+    assert ORDERS[:127] == tuple(range(2, 129))
+    assert ORDERS[126:] == (128, 160, 192, 256, 384, 512, 1024)
 
 
 def exact_delta(eps, noise, rate):

@@ -1,6 +1,7 @@
 """Nothing that a client has learnt is lost, and nothing is taken for a fresh start that is none."""
 
 import dataclasses
+import fcntl
 import shutil
 import stat
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 from grids import FakeGrid, own_data, run_config, serve
+from safetensors.torch import save_file
 
 from federations import model_for, same_bits
 from pfedbayes import UserError, load, runs
@@ -39,11 +41,38 @@ def test_the_last_two_generations_are_kept(tmp_path):
         folder.start_of(7, last=6)
 
 
+@pytest.mark.parametrize(
+    ("keep", "kept"), [(0, [4, 5]), (1, [4, 5]), (2, [4, 5]), (3, [3, 4, 5]), (9, [1, 2, 3, 4, 5])]
+)
+def test_as_many_generations_are_kept_as_asked_for_and_at_least_two(tmp_path, keep, kept):
+    folder = StateFolder(tmp_path)
+    for round in range(1, 6):
+        folder.write(generation(round, round - 1), keep)
+    assert folder.rounds() == kept
+
+
+def test_a_state_counts_unless_the_server_went_back_to_before_it(tmp_path):
+    folder = StateFolder(tmp_path)
+    for round in (2, 4):
+        folder.write(generation(round, round - 2))
+    assert folder.start_of(5, last=4).round == 4
+    assert folder.start_of(5, last=4, rollbacks=[4]).round == 4
+    assert folder.start_of(5, last=2, rollbacks=[3]).round == 2
+    assert folder.start_of(5, last=2, rollbacks=[2, 4]).round == 2
+    assert folder.start_of(5, last=2, rollbacks=[1]) is None  # nothing is left: the client begins anew
+    folder.write(generation(3, 2)._replace(rollbacks=1))  # after the first time that the server went back
+    assert folder.rounds() == [2, 3]
+    assert folder.start_of(5, last=3, rollbacks=[2]).round == 3
+    assert folder.start_of(5, last=3, rollbacks=[2, 3]).round == 3
+    assert folder.start_of(5, last=2, rollbacks=[2, 2]).round == 2
+
+
 def test_an_empty_folder_is_a_start_only_for_a_client_that_is_new(tmp_path):
     folder = StateFolder(tmp_path)
     assert folder.start_of(3, last=0) is None
-    with pytest.raises(UserError, match="is missing, but the server has an upload of round 2"):
-        folder.start_of(3, last=2)
+    for last in (1, 2):
+        with pytest.raises(UserError, match=f"is missing, but the server has an upload of round {last}"):
+            folder.start_of(3, last)
     folder.write(generation(3, 0))
     assert folder.start_of(3, last=0) is None  # the first round, asked for again
 
@@ -71,6 +100,21 @@ def test_a_state_that_does_not_say_which_round_it_follows_is_an_error(tmp_path, 
         folder.read(3)
 
 
+def test_only_states_of_earlier_versions_have_no_checksum(tmp_path, monkeypatch):
+    noted, folder = [], StateFolder(tmp_path)
+    monkeypatch.setattr("pfedbayes.flower.state.note_unchecked", noted.append)
+    folder.write(generation(1, 0))
+    assert folder.read(1) == generation(1, 0)
+    assert noted == []
+    about = {ABOUT: '{"previous": 0, "client": 0}'}
+    save_file({"x": torch.zeros(1)}, tmp_path / "round-000002.safetensors", about)
+    assert folder.read(2) == generation(2, 0)
+    assert noted == [str(tmp_path)]
+    save_file({"x": torch.zeros(1)}, tmp_path / "round-000003.safetensors", about | {"format": str(runs.FORMAT)})
+    with pytest.raises(UserError, match="its checksum is missing"):
+        folder.read(3)
+
+
 def test_a_folder_is_for_its_user_alone_and_knows_its_rollbacks(tmp_path):
     folder = StateFolder(tmp_path / "states")
     with folder.locked():
@@ -83,6 +127,13 @@ def test_a_folder_is_for_its_user_alone_and_knows_its_rollbacks(tmp_path):
     assert folder.left
     assert folder.rounds() == []
     assert stat.S_IMODE((folder.path / "left.json").stat().st_mode) == 0o600
+
+
+def test_one_message_is_handled_at_a_time(tmp_path):
+    folder = StateFolder(tmp_path / "states" / "client-0")
+    for _ in range(2):  # the lock is released at the end
+        with folder.locked(), (folder.path / ".lock").open() as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_only_files_of_rounds_are_states(tmp_path):

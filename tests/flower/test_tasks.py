@@ -13,7 +13,8 @@ TASK = {
 @pytest.mark.parametrize(
     "change",
     [{"round": "2"}, {"round": -1}, {"last": 10**30}, {"rollbacks": 5}, {"rollbacks": ["a"]}, {"weight": 1e9},
-     {"weight": "1"}, {"train": 1}, {"nonce": None}, {"client": [0]}],
+     {"weight": "1"}, {"train": 1}, {"nonce": None}, {"client": [0]}, {"last": True}, {"round": 10**9 + 1},
+     {"rollbacks": [1, -1]}, {"weight": -0.001}, {"weight": 1.001}],
     ids=str,
 )  # fmt: skip
 def test_a_node_refuses_a_task_that_no_server_sends(change):
@@ -22,3 +23,12 @@ def test_a_node_refuses_a_task_that_no_server_sends(change):
         require_task(TASK | change)
     with pytest.raises(Refused, match="has no"):
         require_task({name: value for name, value in TASK.items() if name not in change})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"round": 0}, {"round": 10**9}, {"rollbacks": []}, {"rollbacks": [0, 10**9]}, {"weight": 0}, {"weight": 1.0}],
+    ids=str,
+)
+def test_a_node_takes_the_smallest_and_the_largest_numbers(change):
+    require_task(TASK | change)

@@ -22,6 +22,15 @@ def test_regression_with_known_noise_is_a_gaussian_density(dimensions):
     assert_close(Regression(0.3).nll(mean, y), -Normal(mean, 0.3).log_prob(y).sum(-1))
 
 
+@pytest.mark.parametrize("sigma_eps", [0.3, None])
+def test_noise_has_one_column_for_each_example(sigma_eps):
+    assert Regression(sigma_eps).mean_and_noise(randn(5, 4, 3))[1].shape == (5, 4, 1)
+
+
+def test_noise_is_learned_and_targets_are_in_their_own_unit_unless_said_otherwise():
+    assert Regression() == Regression(sigma_eps=None, unit=1.0)
+
+
 def test_regression_with_learned_noise_reads_rho_from_the_last_column():
     outputs, y = randn(20, 3), randn(20, 2, seed=1)
     noise = torch.log1p(outputs[:, 2:].exp())

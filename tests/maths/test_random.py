@@ -141,3 +141,9 @@ def test_clients_are_chosen_equally_often():
     )
     share = count / num_clients
     assert np.abs(times - rounds * share).max() < 5 * math.sqrt(rounds * share * (1 - share))
+
+
+def test_numbers_count_modulo_two_to_the_64th():
+    for number, same in ((2**64 + 5, 5), (-1, 2**64 - 1), (-(2**64) - 3, 2**64 - 3)):
+        assert key(number, Purpose.CHOICE, 7) == key(same, Purpose.CHOICE, 7)
+        assert key(7, Purpose.CHOICE, number) == key(7, Purpose.CHOICE, same)

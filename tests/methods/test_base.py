@@ -188,3 +188,8 @@ def test_every_field_and_every_class_is_documented(name):
 def test_a_model_that_is_more_than_its_weights_has_no_posterior():
     with pytest.raises(UserError, match="BNFed has no distribution over weights: use"):
         weights_posterior(BNFed(), None)
+
+
+def test_hyper_parameters_without_sense_are_refused():
+    with pytest.raises(ValueError, match="eta must not be negative"):
+        FedAvg(eta=-1.0)

@@ -342,3 +342,11 @@ def test_first_models_of_server_and_clients_are_equal():
     start = first_server(method, make_model(), TRAINING.seed)
     assert same_bits(method.enrol(start).q, start)
     assert not any(leaf.any() for leaf in method.enrol(start).adam_q)
+
+
+def test_the_posterior_has_the_deviation_of_the_noise_that_trains_it():
+    v = torch.stack([torch.tensor([1.0, -2.0]), rho_of(torch.tensor([0.5, 0.25]))]).double()
+    for noise_std in (1.0, 0.5, 3.0):
+        posterior = PFedBayes(noise_std=noise_std).posterior(v)
+        assert posterior[0].tolist() == [1.0, -2.0]
+        assert posterior[1].tolist() == pytest.approx([0.5 * noise_std, 0.25 * noise_std], rel=1e-6)

@@ -14,7 +14,10 @@ def test_certificates_of_a_run_are_kept_in_its_folder(tmp_path):
     folder = tmp_path / "run"
     list(execute(read_experiment(None, settings), folder, [1], device="cpu"))
     found = certify_run(folder, "cpu", steps=3)
-    kept = json.loads((folder / CERTIFICATES).read_text())
+    text = (folder / CERTIFICATES).read_text()
+    kept = json.loads(text)
+    assert text.startswith("[\n {\n  ")  # a line for each field
+    assert text.endswith("\n }\n]\n")
     assert kept == [one.as_json() for one in found]
     assert {"bound", "kl", "draws", "hold_out", "certified", "test", "vacuous"} <= kept[0].keys()
     assert torch.equal(load_file(folder / POSTERIORS)["q"][2], found[2].posterior)

@@ -277,9 +277,11 @@ class TestPredictor:
         assert known["statements"] == self.client().statements(error=0.3)
         assert self.client().predictor(Options(abstain_at=0.6)).as_json()["abstention"] is None
 
-    @pytest.mark.parametrize(("size", "error", "hint"), [(10, 0.1, "0.259"), (10, 0.259, None), (0, 0.1, None)])
+    @pytest.mark.parametrize(
+        ("size", "error", "hint"), [(10, 0.1, "0.259"), (7, 0.1, "0.349"), (10, 0.259, None), (0, 0.1, None)]
+    )
     def test_the_smallest_error_that_the_examples_can_show(self, size, error, hint):
-        # 1 - 0.05^(1/10) = 0.2589.
+        # 1 - 0.05^(1/10) = 0.2589 and 1 - 0.05^(1/7) = 0.3482, rounded up.
         few = Scores(*(part[:size] for part in self.right))
         line = self.client(few).statements(error=error)[1]
         assert line.endswith(f"; the smallest they can show is --error {hint}") == (hint is not None)

@@ -1,4 +1,5 @@
 import json
+import logging
 import runpy
 import subprocess
 import sys
@@ -137,10 +138,12 @@ def test_the_mean_network_runs_as_onnx(home, run, mean_network):
     from onnx.reference import ReferenceEvaluator
 
     folder, x, expected = mean_network
+    logging.getLogger("torch.onnx").setLevel(logging.NOTSET)
     run("export", folder, "--client", "north", "--onnx", "-o", "a.onnx")
     network = ReferenceEvaluator(onnx.load(home / "a.onnx"))
     assert network.run(None, {"x": x.numpy()})[0] == expected
     assert network.output_names == ["probabilities" if folder == "outcome" else "mean"]
+    assert not logging.getLogger("torch.onnx").isEnabledFor(logging.WARNING)  # of packages that are not needed
 
 
 def test_the_mean_network_runs_by_torch_export(home, run, mean_network):

@@ -49,6 +49,11 @@ def test_rows_of_the_run_certify_nothing(home, tmp_path):
     assert not joined.unchecked
 
 
+def test_no_row_need_be_held_out(home):
+    joined = package.join(home / "outcome", home / "west.csv", steps=1, hold_out=0.0, certify=False)
+    assert (joined.trained, joined.held, joined.own, joined.shared) == (120, 0, {}, {})
+
+
 def test_a_newcomer_of_one_row_is_promised_nothing(home, tmp_path):
     clinics(1, ("west",)).to_csv(tmp_path / "one.csv", index=False)
     joined = package.join(home / "outcome", tmp_path / "one.csv")
@@ -89,6 +94,9 @@ def test_a_share_of_each_label_is_held_out(home):
         assert (len(shards.train[0]), len(shards.validation[0]), len(shards.test[0])) == (120 - held, held, 0)
     kept, out = (shards.y[rows].bincount() for rows in (shards.train[0], shards.validation[0]))
     assert (shards.names, shards.num_classes, kept.sum() + out.sum()) == (("west",), 2, 120)
+    # The same rows in every version, so that the results of a newcomer can be reproduced.
+    few = _newcomer(preprocessing, home / "west.csv", "west", 0.05)
+    assert few.validation[0].tolist() == [21, 53, 56, 65, 77, 97]
     half = _newcomer(preprocessing, home / "west.csv", "west", 0.5)
     assert (half.y[half.train[0]].bincount() - half.y[half.validation[0]].bincount()).abs().max() <= 1
 

@@ -9,7 +9,7 @@ from pfedbayes.errors import UserError
 from pfedbayes.methods import METHODS
 from pfedbayes.runs.execute import execute
 from pfedbayes.runs.experiment import read_experiment
-from pfedbayes.serving.open import file_name
+from pfedbayes.serving.open import _require_model, file_name
 
 
 def test_a_run_has_to_be_finished(tmp_path):
@@ -61,3 +61,12 @@ def test_a_name_of_at_most_200_bytes_is_a_file_name():
     for name in ("", ".", ".a", "a/b", "a\n", "ä" * 100 + "a"):
         with pytest.raises(UserError, match="cannot be a file name: remedy"):
             file_name(name, ".safetensors", "remedy")
+
+
+def test_a_model_that_the_method_does_not_have_is_named_with_the_remedy():
+    with pytest.raises(UserError, match="Local has no shared model: leave --shared out"):
+        _require_model(METHODS["local"](), "shared")
+    with pytest.raises(UserError, match="FedAvg has no personal model: add --shared"):
+        _require_model(METHODS["fedavg"](), "personal")
+    _require_model(METHODS["local"](), "personal")
+    _require_model(METHODS["fedavg"](), "shared")

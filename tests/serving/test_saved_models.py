@@ -13,6 +13,7 @@ import pfedbayes as package
 from federations import same_bits
 from pfedbayes import runs
 from pfedbayes.engine.personalisation import prior_of
+from pfedbayes.engine.plan import Plan
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.posterior import trained_model
 from pfedbayes.maths.metrics import log_average
@@ -104,6 +105,24 @@ def test_a_state_of_another_experiment_is_refused(tmp_path, damage, message):
     save_file(tensors, folder / runs.STATE, {"round": "2", "seconds": "1.0", "log_bytes": "0"})
     with pytest.raises(UserError, match=message):
         package.open_client(folder, "client 1")
+
+
+def test_models_are_computed_by_the_plan_of_their_run(tmp_path, monkeypatch):
+    folder, activated = run(tmp_path / "run", "local", "execution.threads=1"), []
+    monkeypatch.setattr(Plan, "activate", lambda plan: activated.append(plan.threads))
+    saved_models(folder, read_calibration(folder))
+    assert activated == [1]
+
+
+def test_a_model_that_is_not_finite_is_refused(tmp_path):
+    folder = run(tmp_path / "run", "local")
+    tensors = load_file(folder / runs.STATE)
+    tensors["clients"][1, 0] = torch.nan
+    save_file(tensors, folder / runs.STATE, {"round": "2", "seconds": "1.0", "log_bytes": "0"})
+    saved = saved_models(folder, read_calibration(folder))
+    assert saved.trained_model("personal", 0).state is not None
+    with pytest.raises(UserError, match="a model in it is not finite"):
+        saved.trained_model("personal", 1)
 
 
 def test_a_missing_state_is_one_clear_line(tmp_path):

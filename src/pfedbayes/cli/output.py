@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from pfedbayes.cli.common import console as plain_console
+from pfedbayes.cli.common import echo
 from pfedbayes.errors import printable
 
 if TYPE_CHECKING:
@@ -135,3 +136,14 @@ def print_window(result: Run) -> None:
         figures = (tables.format_estimate(name, estimate) for estimate in (row.best, row.mean, row.last))
         table.add_row(row.model, tables.estimator_title(row.estimator), *figures)
     plain_console().print(table)
+
+
+def print_joining(result: Run) -> None:
+    """Print what joining bought the clients, if the run trained models alone too."""
+    from pfedbayes.report import joining
+
+    lines = joining.sentences(result)
+    if lines:
+        echo("what joining bought, by cross-validation:")
+    for line in lines:
+        echo(f"  {line}")

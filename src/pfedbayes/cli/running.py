@@ -12,7 +12,15 @@ import typer
 from rich.text import Text
 
 from pfedbayes.cli.common import INTERRUPTED, DataDir, TrainingDevice, TrustModule, console, echo, interruptible
-from pfedbayes.cli.output import describe_data, print_table, print_window, progress, show_data, show_download
+from pfedbayes.cli.output import (
+    describe_data,
+    print_joining,
+    print_table,
+    print_window,
+    progress,
+    show_data,
+    show_download,
+)
 from pfedbayes.errors import UserError, printable
 
 if TYPE_CHECKING:
@@ -140,6 +148,7 @@ def run(
     print_window(result)
     for sentence in describe.stopping(result):
         echo(sentence)
+    print_joining(result)
     echo(f"run folder: {folder}")
     echo(f"report:     {page}")
     if as_json:

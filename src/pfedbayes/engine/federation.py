@@ -169,6 +169,10 @@ class Federation:
     def servers(self, servers: Sequence[State]) -> None:
         self.state = replace(self.state, servers=tuple(servers))
 
+    def server_of(self, index: int, client: int) -> State:
+        """Return the state of the server of a client: where clients train alone, each has its own."""
+        return pick(self.servers[index], client) if self.setup.alone(index) else self.servers[index]
+
     def download(self, seed_index: int, clients: Sequence[int] | NDArray[np.int64]) -> State:
         """Return what these clients receive from the server, stacked."""
         return receive_from(self.setup, seed_index, self.servers[seed_index], clients)

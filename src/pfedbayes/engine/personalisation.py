@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,10 +15,13 @@ from pfedbayes.engine.plan import Plan
 from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Which
+from pfedbayes.maths.gaussian import MeanField, gaussian, grad_in_rho, kl_grad_q, mean_field, rho_of
+from pfedbayes.maths.optim import Adam, adam_init
 from pfedbayes.maths.stacked import broadcast
-from pfedbayes.methods import PFedBayes
-from pfedbayes.methods.base import Method
-from pfedbayes.nets import Model, Net
+from pfedbayes.methods import Hierarchical, PFedBayes
+from pfedbayes.methods.base import Method, Needs, Shard, State, weights_posterior
+from pfedbayes.methods.hierarchical import Client, adam_of_gaussian, annealed, grad_expected_nll
+from pfedbayes.nets import Batch, Model, Net
 
 
 @dataclass(frozen=True)
@@ -47,31 +50,29 @@ class Prior:
 
 def prior_of(federation: Federation, which: Which) -> Prior:
     """Return the shared model of a federation, or its personal models, as a prior."""
-    _require_posterior(federation.method)
-    states = tuple(federation.servers)
-    if which == "personal":
-        states = tuple(
-            torch.stack([federation.personal_state(i, s).q for i in range(federation.num_clients)])
-            for s in range(len(federation.seeds))
-        )
-    return Prior(
-        federation.method,
-        federation.model,
-        federation.plan,
-        federation.training.batch_size,
-        federation.seeds,
-        states,
-    )
+    method, seeds = federation.method, range(len(federation.seeds))
+    _require_posterior(method)
+    if which == "shared":
+        states = tuple(as_prior(method, federation.servers[s]) for s in seeds)
+    else:
+        clients = range(federation.num_clients)
+        states = tuple(torch.stack([federation.personal_state(i, s).q for i in clients]) for s in seeds)
+    return Prior(method, federation.model, federation.plan, federation.training.batch_size, federation.seeds, states)
 
 
-@dataclass(frozen=True)
-class FixedPriors(PFedBayes):
-    """pFedBayes without aggregation: the server state (N, 2, T) holds one fixed prior per client."""
+def as_prior(method: Method, server: State) -> Tensor:
+    """Return means and rhos (2, T) of the distribution of a new client's weights."""
+    if isinstance(server, Tensor):
+        return server
+    q = weights_posterior(method, server)
+    return torch.stack([q.mu, rho_of(q.sigma)])
 
-    about = PFedBayes.about._replace(shared=False, averages=False)
+
+class _FixedPriors(Method):
+    """Clients without aggregation: the server state (N, 2, T) holds one fixed prior per client."""
 
     def init(self, theta: Tensor, num_clients: int, net: Net) -> Tensor:
-        return super().init(theta, num_clients, net).expand(num_clients, 2, -1)
+        return gaussian(theta, 0.0).expand(num_clients, 2, -1)
 
     def download(self, server: Tensor, clients: Tensor) -> Tensor:
         return server[clients.to(server.device)]
@@ -80,18 +81,75 @@ class FixedPriors(PFedBayes):
         return server
 
 
+@dataclass(frozen=True)
+class PFedBayesFromPriors(_FixedPriors, PFedBayes):
+    """pFedBayes, each client from its own fixed prior."""
+
+    about = PFedBayes.about._replace(shared=False, averages=False)
+
+
+class _LocalPosterior(NamedTuple):
+    """The state of a round of `HierarchicalFromPriors`."""
+
+    q: Tensor
+    adam: Adam[Tensor]
+    prior: Tensor
+    size: Tensor
+    taken: Tensor
+
+
+@dataclass(frozen=True)
+class HierarchicalFromPriors(_FixedPriors):
+    """A posterior over the weights of each client, under a fixed prior: that of a new client, or its own posterior."""
+
+    eta_mean: float
+    eta_rho: float
+    anneal: int
+    full_batch: bool
+    kl: float
+    """Weight of KL(q || prior)."""
+
+    about = Hierarchical.about._replace(shared=False)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(full_batch=self.full_batch)
+
+    def enrol(self, received: Tensor) -> Client:
+        return Client(received, received, adam_init(received), torch.zeros_like(received))
+
+    def begin(self, client: Client, received: Tensor, shard: Shard) -> _LocalPosterior:
+        return _LocalPosterior(client.q, client.adam, received, shard.size, torch.zeros_like(shard.size))
+
+    def noise_shape(self, model: Model, batch_size: int) -> tuple[int, ...]:
+        return model.noise_shape(batch_size)
+
+    def step(self, model: Model, local: _LocalPosterior, batches: tuple[Batch, ...], noise: Tensor) -> _LocalPosterior:
+        """Take a step against the gradient of E[nll] + KL(q || prior)."""
+        (batch,) = batches
+        q = mean_field(local.q)
+        in_mean, in_variance = grad_expected_nll(model, q.mu, q.sigma.square(), batch, local.size, noise)
+        divergence = kl_grad_q(q, mean_field(local.prior), self.kl)
+        in_sigma = 2 * q.sigma * in_variance + divergence.sigma
+        grad = torch.stack([in_mean + divergence.mu, grad_in_rho(in_sigma, local.q[1])])
+        moved, adam = adam_of_gaussian(
+            local.q, grad, local.adam, annealed((self.eta_mean, self.eta_rho), local.taken, self.anneal)
+        )
+        return local._replace(q=moved, adam=adam, taken=local.taken + 1)
+
+    def end(self, local: _LocalPosterior) -> tuple[Client, Tensor]:
+        return Client(local.q, local.q, local.adam, torch.zeros_like(local.q)), local.q
+
+    def posterior(self, state: Client) -> MeanField:
+        return mean_field(state.q)
+
+
 def personalise(prior: Prior, shards: Shards, steps: int = 200, zeta: float | None = None) -> Federation:
     """Train a posterior for each client of `shards` and return them as a federation.
 
     Training starts at the prior. The KL term, with weight `zeta` (default: the method's), ties the posterior to it.
     """
-    method = _require_posterior(prior.method)
-    changed: dict[str, Any] = {
-        "prior": "fixed", "reset_personal": False, "eta_global": 0.0, "eta_data": 0.0, "sigma_by_size": 0.0,
-    }  # fmt: skip
-    if zeta is not None:
-        changed["zeta"] = zeta
-    fixed = FixedPriors(**dataclasses.asdict(method) | changed)
+    fixed = _from_priors(_require_posterior(prior.method), steps, zeta)
     # All steps fit in one round, because nothing has to be sent in between.
     training = Training(rounds=1, local_steps=max(1, steps), batch_size=prior.batch_size)
     plan = dataclasses.replace(prior.plan, compile=False, resting=None)
@@ -103,9 +161,28 @@ def personalise(prior: Prior, shards: Shards, steps: int = 200, zeta: float | No
     return personal
 
 
-def _require_posterior(method: Method) -> PFedBayes:
-    if not isinstance(method, PFedBayes):
+def weight_of_kl(method: Method) -> float | None:
+    """Return the weight of the KL term with which `personalise` has trained; None for another method."""
+    if isinstance(method, HierarchicalFromPriors):
+        return method.kl
+    return method.zeta if isinstance(method, PFedBayes) else None
+
+
+def _from_priors(method: PFedBayes | Hierarchical, steps: int, zeta: float | None) -> Method:
+    """Return the method with which clients train from fixed priors."""
+    if isinstance(method, Hierarchical):
+        kl = method.kl_personal if zeta is None else zeta
+        return HierarchicalFromPriors(method.eta_mean, method.eta_rho, max(1, steps), method.full_batch, kl)
+    changed: dict[str, Any] = {
+        "prior": "fixed", "reset_personal": False, "eta_global": 0.0, "eta_data": 0.0, "sigma_by_size": 0.0,
+    }  # fmt: skip
+    return PFedBayesFromPriors(**dataclasses.asdict(method) | changed | ({} if zeta is None else {"zeta": zeta}))
+
+
+def _require_posterior(method: Method) -> PFedBayes | Hierarchical:
+    if not isinstance(method, PFedBayes | Hierarchical):
         raise UserError(
-            f"{method.about.title} has no distribution over models to start from: run method.name=pfedbayes"
+            f"{method.about.title} has no distribution over models to start from: run method.name=pfedbayes or "
+            "hierarchical"
         )
     return method

@@ -70,6 +70,9 @@ class FederatedModels(Protocol):
     def servers(self) -> Sequence[State]:
         """The server's state of each seed."""
 
+    def server_of(self, index: int, client: int) -> State:
+        """Return the state of the server of a client: where clients train alone, each has its own."""
+
     @property
     def training_at_once(self) -> int:
         """The number of members that train in a round."""

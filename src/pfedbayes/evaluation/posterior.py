@@ -100,7 +100,7 @@ def draw_seed(seed: int, which: Which, round: int, client: int) -> int:
 def trained_model(federation: FederatedModels, which: Which, client: int, seed_index: int = 0) -> TrainedModel:
     """Return a client's model, or the shared one, of a federation that is in memory."""
     own = which == "personal"
-    state = personal_state(federation, client, seed_index) if own else federation.servers[seed_index]
+    state = personal_state(federation, client, seed_index) if own else federation.server_of(seed_index, client)
     seed = draw_seed(federation.seed(seed_index), which, federation.round, client)
     return TrainedModel(federation.method, federation.model, state, seed)
 

@@ -61,6 +61,8 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
         return [_convert(item, arguments[0], f"{name}[{k}]") for k, item in enumerate(value)]
     if origin is tuple:  # of any length
         _require(isinstance(value, list), value, "a list", name)
+        if arguments[0] is float and set(map(type, value)) == {float}:
+            return tuple(value)  # summaries of wide tables have a million quantiles
         return tuple(_convert(item, arguments[0], f"{name}[{k}]") for k, item in enumerate(value))
     if origin is dict:
         _require(isinstance(value, dict), value, "an object", name)

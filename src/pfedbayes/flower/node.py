@@ -68,6 +68,10 @@ class Node:
         """Return the seed of a federation."""
         return self.seeds[index]
 
+    def server_of(self, index: int, client: int) -> State:
+        """Return the state of the server of a client."""
+        return self.servers[index]
+
     @property
     def round(self) -> int:
         """The last round that the node knows of."""

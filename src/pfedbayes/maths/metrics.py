@@ -25,9 +25,7 @@ BINS = 15  # confidence bins of the calibration errors
 
 def log_average(outputs: Tensor) -> Tensor:
     """Return the log-probabilities (n, C) of the averaged prediction of logits (K, n, C)."""
-    log_probs = _log_softmax(outputs)
-    draws = outputs.shape[-3]
-    return log_probs.squeeze(-3) if draws == 1 else log_probs.logsumexp(-3) - math.log(draws)
+    return _log_softmax(outputs).logsumexp(-3) - math.log(outputs.shape[-3])
 
 
 def _log_softmax(outputs: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ def tied_ranks(ordered: Tensor) -> tuple[Tensor, Tensor]:
     place = torch.arange(1, ordered.shape[-1] + 1, dtype=ordered.dtype, device=ordered.device).expand_as(ordered)
     total = torch.zeros_like(ordered).scatter_add(-1, group, place)
     count = torch.zeros_like(ordered).scatter_add(-1, group, torch.ones_like(ordered))
-    return total / count.clamp_min(1), group
+    return total / count, group
 
 
 def auroc(negative: Tensor, positive: Tensor) -> Tensor:

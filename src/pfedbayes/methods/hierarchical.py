@@ -218,7 +218,9 @@ class Hierarchical(Method):
     def enrol(self, received: Received) -> Client:
         scale = received.spread.sqrt() / self.spread
         delta = torch.stack([torch.zeros_like(scale), rho_of(0.05 * scale)])
-        return Client(received.shared, delta, adam_init(delta), torch.zeros_like(delta))
+        new = self.posterior(received)
+        theta = torch.stack([new.mu, rho_of(new.sigma)])
+        return Client(theta, delta, adam_init(delta), torch.zeros_like(delta))
 
     def begin(self, client: Client, received: Received, shard: Shard) -> Local:
         zero = torch.zeros_like(received.steps)
@@ -248,10 +250,8 @@ class Hierarchical(Method):
         (batch,) = batches
         received = local.received
         mu, delta = mean_field(local.shared), mean_field(local.delta)
-        grads: tuple[Tensor, Tensor] = torch.func.grad(model.expected_nll, argnums=(0, 1))(
-            mu.mu + delta.mu, mu.sigma.square() + delta.sigma.square(), batch, noise
-        )
-        in_mean, in_variance = (local.size / batch.size * grad for grad in grads)
+        variance = mu.sigma.square() + delta.sigma.square()
+        in_mean, in_variance = grad_expected_nll(model, mu.mu + delta.mu, variance, batch, local.size, noise)
 
         def gradient(q: MeanField, rho: Tensor, variance: Tensor, weight: Tensor | float) -> Tensor:
             """Return the gradient in (mu, rho) of the expected loss and of the KL term with its weight."""
@@ -260,13 +260,12 @@ class Hierarchical(Method):
             in_sigma = 2 * q.sigma * in_variance + weight * divergence.sigma
             return torch.stack([in_mean + weight * divergence.mu, grad_in_rho(in_sigma, rho)])
 
-        factor = 0.5 * (1 + torch.cos(math.pi * ((received.steps + local.taken) / self.anneal).clamp(max=1)))
-        rates = (self.eta_mean * factor, self.eta_rho * factor)
+        rates = annealed((self.eta_mean, self.eta_rho), received.steps + local.taken, self.anneal)
         grad_delta = gradient(delta, local.delta[1], received.spread, self.kl_personal)
         grad_shared = gradient(mu, local.shared[1], received.scale, self.kl_shared * received.share)
-        new_delta, adam = _adam(local.delta, grad_delta, local.adam, rates)
+        new_delta, adam = adam_of_gaussian(local.delta, grad_delta, local.adam, rates)
         corrected = grad_shared + local.correction
-        shared, momentum = _adam(local.shared, corrected, local.momentum, rates)
+        shared, momentum = adam_of_gaussian(local.shared, corrected, local.momentum, rates)
         return local._replace(
             shared=shared,
             delta=new_delta,
@@ -300,7 +299,24 @@ class Hierarchical(Method):
         return MeanField(mu.mu, (mu.sigma.square() + state.spread).sqrt())
 
 
-def _adam(v: Tensor, grad: Tensor, state: Adam[Tensor], rates: tuple[Tensor, Tensor]) -> tuple[Tensor, Adam[Tensor]]:
+def grad_expected_nll(
+    model: Model, mean: Tensor, variance: Tensor, batch: Batch, size: Tensor, noise: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients in mean and variance (T,) of the expected loss of all `size` examples of a client."""
+    grads: tuple[Tensor, Tensor] = torch.func.grad(model.expected_nll, argnums=(0, 1))(mean, variance, batch, noise)
+    in_mean, in_variance = (size / batch.size * grad for grad in grads)
+    return in_mean, in_variance
+
+
+def annealed(rates: tuple[float, float], steps: Tensor, last: int) -> tuple[Tensor, Tensor]:
+    """Return learning rates after so many steps: they fall to zero at the last one, by a cosine."""
+    factor = 0.5 * (1 + torch.cos(math.pi * (steps / last).clamp(max=1)))
+    return rates[0] * factor, rates[1] * factor
+
+
+def adam_of_gaussian(
+    v: Tensor, grad: Tensor, state: Adam[Tensor], rates: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Adam[Tensor]]:
     """Take a step of Adam on (mu, rho), (2, T), with a learning rate for each row."""
     mean_weight, square_weight = BETA1 * state.mean_weight + (1 - BETA1), BETA2 * state.square_weight + (1 - BETA2)
     mean = torch.lerp(state.mean, grad, 1 - BETA1)

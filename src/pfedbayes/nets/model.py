@@ -46,9 +46,13 @@ class Model(NamedTuple):
     def stacked_outputs(self, thetas: Tensor, x: Tensor) -> Tensor:
         """Return the outputs (K, n, ...) of the networks with parameters thetas (K, T) at the same raw inputs.
 
-        Networks run one after another. vmap is no faster on a CPU, and on a GPU it copies the inputs K times.
+        Networks run one after another, except for tables. vmap is no faster on a CPU, and on a GPU it copies the inputs
+        K times.
         """
         inputs = self.inputs(x, thetas.dtype)
+        together = None if self.half else self.net.stacked(thetas, inputs)
+        if together is not None:
+            return together
         return torch.stack([self._compute(theta, inputs) for theta in thetas])
 
     def _compute(self, theta: Tensor, inputs: Tensor) -> Tensor:

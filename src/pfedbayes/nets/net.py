@@ -106,6 +106,14 @@ class Net:
         """The number of outputs of a `TableNet`."""
         return self._plain.num_outputs if isinstance(self._plain, TableNet) else 0
 
+    def stacked(self, thetas: Tensor, x: Tensor) -> Tensor | None:
+        """Return the outputs (K, n, O) of networks with parameters thetas (K, T); None unless they are `TableNet`s."""
+        if not isinstance(self._plain, TableNet):
+            return None
+        sizes = torch.split_with_sizes(thetas, self._sizes, dim=-1)
+        parts = [part.reshape(*part.shape[:-1], *shape) for part, shape in zip(sizes, self.shapes, strict=True)]
+        return self._plain.stacked(dict(zip(self._names, parts, strict=True)), x)
+
     def moments(self, mean: Tensor, variance: Tensor, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return means and variances (n, ...) of the outputs for parameters of independent N(mean, variance), (T,).
 

@@ -51,7 +51,7 @@ class TableNet(nn.Module):
         """Return the outputs with the reference before and the constants behind them."""
         parts = [outputs.new_zeros(*outputs.shape[:-1], 1)] * self.reference + [outputs]
         if constants is not None:
-            parts.append(constants.expand(*outputs.shape[:-1], len(constants)))
+            parts.append(constants.expand(*outputs.shape[:-1], constants.shape[-1]))
         return torch.cat(parts, dim=-1)
 
     @property
@@ -92,15 +92,30 @@ class TableNet(nn.Module):
         They are exact given the hidden units, whose inputs are sampled: local reparametrisation (Kingma et al. 2015)
         with standard normal noise (n, units).
         """
-        plain = x[..., : self.plain]
+        plain, width = x[..., : self.plain], self.plain + self.pieces
         mean = functional.linear(plain, means["hidden.weight"], means["hidden.bias"])
         variance = functional.linear(plain.square(), variances["hidden.weight"], variances["hidden.bias"])
-        features = torch.cat([x, functional.silu(torch.addcmul(mean, (variance + 1e-10).sqrt(), noise))], dim=-1)
-        mean = functional.linear(features, means["head.weight"], means["head.bias"])
-        variance = functional.linear(features.square(), variances["head.weight"], variances["head.bias"])
+        units = functional.silu(torch.addcmul(mean, (variance + 1e-10).sqrt(), noise))
+        # Two products instead of one with the joined inputs, which would have to be copied.
+        weight, spread = means["head.weight"], variances["head.weight"]
+        mean = functional.linear(x, weight[..., :width], means["head.bias"])
+        mean = mean + functional.linear(units, weight[..., width:])
+        variance = functional.linear(x.square(), spread[..., :width], variances["head.bias"])
+        variance = variance + functional.linear(units.square(), spread[..., width:])
         if not self.reference and self.constants is None:
             return mean, variance
         return (
             self._completed(mean, means.get("constants")),
             self._completed(variance, variances.get("constants")),
         )
+
+    def stacked(self, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        """Return the outputs (K, n, O) of K networks with stacked parameters at the same inputs (n, plain + pieces)."""
+        width = self.plain + self.pieces
+        hidden, head = parameters["hidden.weight"], parameters["head.weight"]
+        units = functional.silu(x[..., : self.plain] @ hidden.mT + parameters["hidden.bias"].unsqueeze(-2))
+        outputs = x @ head[..., :width].mT + units @ head[..., width:].mT + parameters["head.bias"].unsqueeze(-2)
+        if not self.reference and self.constants is None:
+            return outputs
+        constants = parameters.get("constants")
+        return self._completed(outputs, None if constants is None else constants.unsqueeze(-2))

@@ -197,6 +197,50 @@ def dot_chart(
     return draw.document(title, description, bottom + 30, parts)
 
 
+@dataclass(frozen=True)
+class Interval:
+    """One row of an interval chart."""
+
+    label: str
+    value: float
+    low: float
+    high: float
+    kind: str
+    """Name of its series."""
+
+
+def interval_chart(
+    title: str, series: Mapping[str, int], rows: Sequence[Interval], *, value_label: str, description: str
+) -> str:
+    """Draw a dot and an interval per row, around a line at 0. Very long intervals are cut off."""
+    legend, top = draw.legend([draw.dot_key(*item) for item in series.items()])
+    ends = sorted(abs(end) for row in rows for end in (row.low, row.high))
+    if not ends:
+        return draw.nothing_to_draw(title)
+    limit = 4 * ends[len(ends) // 2] or math.inf
+    cut = [[max(-limit, min(limit, each)) for each in (row.low, row.value, row.high)] for row in rows]
+    pitch = 20
+    left, right, bottom = min(14 + draw.CHARACTER * max(len(row.label) for row in rows), 170), WIDTH - 14, top
+    bottom += pitch * len(rows)
+    ticks = draw.nice_ticks(min(0, *(low for low, _, _ in cut)), max(0, *(high for _, _, high in cut)), at_most=5)
+    across = draw.scale(ticks[0], ticks[-1], left, right)
+    parts = [
+        *legend,
+        *(draw.rule(across(tick), top, across(tick), bottom, "grid" if tick else "axis") for tick in ticks),
+        *draw.x_axis(ticks, across, bottom),
+        draw.axis_title(value_label, (left + right) / 2, bottom + 36),
+    ]
+    for k, (row, (low, value, high)) in enumerate(zip(rows, cut, strict=True)):
+        y = top + pitch * (k + 0.5)
+        style = series[row.kind]
+        hint = draw.tooltip(f"{row.label}: {row.value:.3g} ({row.low:.3g} to {row.high:.3g}), {row.kind}")
+        whisker = f'<path class="line" d="M{across(low):.1f} {y:.1f}H{across(high):.1f}"/>'
+        label = escape(draw.shorten(row.label, 24))
+        parts.append(f'<text x="{left - 8:.0f}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+        parts.append(f'<g class="c{style}">{whisker}{draw.marker(style, across(value), y, 4)}{hint}</g>')
+    return draw.document(title, description, bottom + 44, parts)
+
+
 def reliability_chart(
     title: str,
     confidence: Sequence[float],

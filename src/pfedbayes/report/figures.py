@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from pfedbayes.report import charts, tables, uncertainty
+from pfedbayes.report import charts, cross_site, joining, tables, uncertainty
 from pfedbayes.report.charts import Figure
 from pfedbayes.report.describe import amount, axis_label, client_labels
 from pfedbayes.report.run_tables import TITLE
@@ -25,6 +25,7 @@ def all_figures(run: Run) -> dict[str, Figure]:
     drawn |= {f"reliability_{model}": figure for model, figure in reliability(run)}
     drawn["risk_coverage"] = uncertainty.risk_coverage(run)
     drawn |= {f"doubt_{k}": figure for k, figure in enumerate(uncertainty.by_round(run), start=1)}
+    drawn |= {"joining": joining.figure(run), "cross_site": cross_site.figure(run)}
     return {name: figure for name, figure in drawn.items() if figure}
 
 

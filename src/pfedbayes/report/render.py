@@ -11,7 +11,17 @@ from typing import Any
 from pfedbayes import runs as run_folders
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import MODELS
-from pfedbayes.report import describe, examples, federation, figures, run_tables, tables, uncertainty
+from pfedbayes.report import (
+    cross_site,
+    describe,
+    examples,
+    federation,
+    figures,
+    joining,
+    run_tables,
+    tables,
+    uncertainty,
+)
 from pfedbayes.report.page import environment
 from pfedbayes.runs.config import to_toml
 from pfedbayes.runs.folder import Run
@@ -80,6 +90,11 @@ def _run_context(run: Run, label: str) -> dict[str, Any]:
         "uncertainty": uncertainty.by_round(run),
         "uncertain_clients": uncertainty.uncertain_clients(run),
         "example_groups": examples.groups(run),
+        "joining": joining.lead(run),
+        "joining_table": joining.table(run),
+        "joining_figure": joining.figure(run),
+        "cross_site": cross_site.lead(run),
+        "cross_site_figure": cross_site.figure(run),
         "nodes": federation.lead(run) if run.journal else None,
         "refused": run_tables.refused_table(run),
         "settings": to_toml(run.sections),

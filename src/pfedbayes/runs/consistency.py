@@ -10,9 +10,11 @@ import binascii
 import math
 from collections.abc import Sequence
 
+from pfedbayes.evaluation.cross_site import CrossSite
 from pfedbayes.evaluation.estimators import MODELS
 from pfedbayes.maths.metrics import METRICS
 from pfedbayes.runs.schema import Example, RoundRecord, RunInfo, Summary
+from pfedbayes.trust.joining import Verdict
 
 LARGEST_IMAGE = 2**26  # bytes
 
@@ -66,6 +68,26 @@ def require_summary(info: RunInfo, summary: Summary) -> None:
             raise ValueError(f"clients has {len(values)} entries for {len(info.clients)} clients")
     for example in summary.examples:
         _require_example(info, example)
+    for record in summary.joining or []:
+        _require_verdict(record.folds)
+        if record.test is not None:
+            _require_verdict(record.test)
+    if summary.cross_site is not None:
+        _require_cross_site(summary.cross_site)
+
+
+def _require_verdict(verdict: Verdict) -> None:
+    numbers = (verdict.alone, verdict.joined, verdict.difference, verdict.low, verdict.high)
+    if verdict.rows < 1 or not all(map(math.isfinite, numbers)) or not 0 <= verdict.probability <= 1:
+        raise ValueError("a verdict on joining has numbers that it cannot have")
+
+
+def _require_cross_site(matrix: CrossSite) -> None:
+    clients = len(matrix.names)
+    if len(matrix.scores) - clients not in (0, 1) or {clients} != {len(matrix.counts), *map(len, matrix.scores)}:
+        raise ValueError("the cross-site scores do not fit their clients")
+    if matrix.metric not in {name for names in METRICS.values() for name in names}:
+        raise ValueError(f"the cross-site scores are of {matrix.metric!r:.40}")
 
 
 def _require_example(info: RunInfo, example: Example) -> None:

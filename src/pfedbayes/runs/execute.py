@@ -13,12 +13,14 @@ from pfedbayes.data import load_shards
 from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.plan import Plan, choose_device
 from pfedbayes.errors import Diverged, UserError
+from pfedbayes.evaluation.cross_site import cross_site
 from pfedbayes.runs.calibration import calibration_bytes
 from pfedbayes.runs.config import to_toml
 from pfedbayes.runs.description import describe_federation, scored_clients
 from pfedbayes.runs.early_stopping import EarlyStopping
 from pfedbayes.runs.experiment import Experiment, build_federation
 from pfedbayes.runs.final_analysis import analyse_final_models
+from pfedbayes.runs.joining import judge_joining
 from pfedbayes.runs.resume import note_resumption, previous_run, refuse_other_data
 
 CHECKPOINT_SHARE = 0.1  # at most this share of the time goes into checkpoints
@@ -162,6 +164,8 @@ def _train(
         kept_round=kept.round,
         seconds=clock.seconds(),
         estimator=kept.headline(experiment.evaluation.samples),
+        joining=judge_joining(kept, experiment),
+        cross_site=cross_site(kept, experiment.evaluation.samples) if experiment.evaluation.alone else None,
         **vars(analyse_final_models(kept, experiment.evaluation)),
     )
     writer.write(runs.CALIBRATION, calibration_bytes(kept, experiment, federation.round))

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pfedbayes.engine.plan import Plan
+from pfedbayes.evaluation.cross_site import CrossSite
 from pfedbayes.files.typed import OMIT_NONE
+from pfedbayes.trust.joining import Verdict
 
 FORMAT = 2
 UNCHECKED_FORMAT = 1  # the format before: the same files without checksums
@@ -244,6 +246,21 @@ class FinalAnalysis:
     """By model and metric, scores over the rows of all clients together, mean over seeds; None if undefined."""
 
 
+@dataclass(frozen=True)
+class JoiningRecord:
+    """What joining bought a client. Losses are mean negative log-likelihoods."""
+
+    folds: Verdict
+    """By cross-validation. Its conclusion counts, and its `use` is the client's default model."""
+    test: Verdict | None = None
+    """By test rows, which played no part in the choice of the default; None without test rows."""
+
+    @property
+    def client(self) -> str:
+        """Name of the client."""
+        return self.folds.client
+
+
 @dataclass(frozen=True, kw_only=True)
 class Summary(FinalAnalysis):
     """summary.json: the end of a finished run."""
@@ -255,6 +272,10 @@ class Summary(FinalAnalysis):
     """The estimator that headlines use."""
     kept_round: int | None = None
     """The round whose models are kept: the best one with early stopping, else the last."""
+    joining: list[JoiningRecord] | None = field(default=None, metadata=OMIT_NONE)
+    """One record per client; None if no models were trained alone."""
+    cross_site: CrossSite | None = field(default=None, metadata=OMIT_NONE)
+    """All models on the test data of all clients; None if it was not computed."""
 
 
 @dataclass(frozen=True)

@@ -94,8 +94,10 @@ def join(
         raise UserError(f"{name!r} is already a client of the run: choose another name with --client")
     if not 0 <= hold_out < 1:
         raise UserError(f"--hold-out is {hold_out}: give a share of at least 0 and less than 1, e.g. {HOLD_OUT}")
-    if runs.read_info(run).method.name != "pfedbayes":
-        raise UserError(f"{run} has no distribution over models to start from: a newcomer needs a run of pfedbayes")
+    if runs.read_info(run).method.name not in ("pfedbayes", "hierarchical"):
+        raise UserError(
+            f"{run} has no distribution over models to start from: a newcomer needs a run of pfedbayes or hierarchical"
+        )
     saved = saved_models(run, record, device, trust_module)
     prior, known = saved.shared_prior(), _training_data(run)
     shards = _newcomer(record.preprocessing, data, name, hold_out)

@@ -123,8 +123,11 @@ def read_client(path: Path, device: str = "auto", trust_module: bool = False) ->
         likelihood: Likelihood = Classification()
         if about.task == "regression":
             likelihood = Regression(about.sigma_eps, preprocessing.target.deviation)
-        if not 0 <= about.seed < 2**64 or not 0 < (about.sigma_eps or 1.0) < math.inf:
+        noise = about.sigma_eps
+        if not 0 <= about.seed < 2**64 or (noise is not None and not 0 < noise < math.inf):
             raise ValueError("its seed or its noise is not a number that it can have")
+        if about.task == "regression" and about.learned_noise != (noise is None):
+            raise ValueError("its noise must be either known or learned")
         if about.task != preprocessing.target.task:
             raise ValueError("its task does not fit its target")
         net = NetConfig.from_section(about.module or {})

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pfedbayes import runs
-from pfedbayes.engine.personalisation import Prior
+from pfedbayes.engine.personalisation import Prior, as_prior
 from pfedbayes.engine.plan import Plan, choose_device
 from pfedbayes.engine.population import FilePopulation
 from pfedbayes.errors import UserError
@@ -56,7 +56,7 @@ class SavedModels:
     def shared_prior(self) -> Prior:
         """Read the shared models of all seeds, as a prior for newcomers."""
         with self._checkpoint() as checkpoint:
-            servers = tuple(self._server(checkpoint, s) for s in range(len(self.seeds)))
+            servers = tuple(as_prior(self.method, self._server(checkpoint, s)) for s in range(len(self.seeds)))
         return Prior(self.method, self.model, self.plan, self.batch_size, self.seeds, servers)
 
     @contextmanager

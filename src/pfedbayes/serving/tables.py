@@ -55,8 +55,7 @@ def require_folder(path: Path) -> None:
 def _csv_file(file: BinaryIO, path: Path) -> Iterator[Write]:
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     yield _csv(text, "\t" if path.suffix.lower() == ".tsv" else ",")
-    text.flush()
-    text.detach()  # the caller closes the file
+    text.detach()  # writes what is left; the caller closes the file
 
 
 class _LineFeeds:

@@ -21,14 +21,13 @@ from torch import Tensor
 
 from pfedbayes.data import Shards
 from pfedbayes.engine.federation import Federation
-from pfedbayes.engine.personalisation import Prior, personalise, prior_of
+from pfedbayes.engine.personalisation import Prior, personalise, prior_of, weight_of_kl
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Which
 from pfedbayes.evaluation.posterior import personal_posterior
 from pfedbayes.maths.gaussian import kl
 from pfedbayes.maths.intervals import binomial_upper, pac_bayes_kl, sampled_mean_upper
 from pfedbayes.maths.metrics import log_average
-from pfedbayes.methods import PFedBayes
 from pfedbayes.nets import Model
 from pfedbayes.nets.reparametrisation import dense_layers, num_drawn_weights
 
@@ -132,7 +131,7 @@ def certify_newcomer(prior: Prior, joined: Federation, known: Shards | None, del
     whole = dataclasses.replace(shards, train=(rows,), validation=(rows[:0],), test=(rows[:0],))
     if known is not None:
         _require_new(known, whole)
-    zeta = joined.method.zeta if isinstance(joined.method, PFedBayes) else None
+    zeta = weight_of_kl(joined.method)
     candidates = {None: personalise(prior, whole, steps=0), zeta: joined}
     return _certificate(candidates, (zeta,), "shared", 0, 0, delta, None)
 

@@ -1,11 +1,14 @@
 """What a GPU defers, driven on a CPU: rounds are checked later, and batches are laid out one round ahead."""
 
 import dataclasses
+import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from federations import SIZES, TRAINING, copy, federation, same_bits
+from pfedbayes.engine.backend import batches as batches_module
 from pfedbayes.engine.backend.batches import Prefetcher, advance, lay_out
 from pfedbayes.engine.backend.finite import MAX_PENDING, DeferredChecks, require_finite
 from pfedbayes.engine.participation import choose
@@ -111,3 +114,31 @@ def test_batches_laid_out_ahead_are_those_of_their_round(monkeypatch):
         found, expected = prefetcher.get(round, chosen, cursors), lay_out(ours.setup, round, chosen, cursors)
         assert all((one == other).all() for one, other in zip(found, expected, strict=True))
         cursors = advance(ours.setup, cursors, chosen.members)
+
+
+@pytest.mark.parametrize(("device", "waited", "ahead"), [("cuda", [1, 7], [2, 3, 4, 8]), ("cpu", [1, 2, 3, 7], [])])
+def test_a_gpu_waits_only_for_batches_of_rounds_that_were_not_expected(monkeypatch, device, waited, ahead):
+    ours = federation(PFedBayes())
+    monkeypatch.setattr(ClientData, "device", torch.device(device))
+    laid_out = {True: [], False: []}  # by whether the training waits for them
+
+    def noted(setup, round, *arguments):
+        laid_out[threading.current_thread() is threading.main_thread()].append(round)
+        return lay_out(setup, round, *arguments)
+
+    monkeypatch.setattr(batches_module, "lay_out", noted)
+    prefetcher, cursors = Prefetcher(ours.setup), ours.state.cursors
+    for round in (1, 2, 3, 7):
+        chosen = choose(ours.setup, round)
+        prefetcher.get(round, chosen, cursors)
+        cursors = advance(ours.setup, cursors, chosen.members)
+    batches_module.BESIDE_A_GPU.submit(int).result()  # the thread has done what it was given before
+    assert laid_out == {True: waited, False: ahead}
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_gpu_is_asked_once_enough_rounds_are_pending(full):
+    ours, asked = federation(PFedBayes()), []
+    ours._executor.checks = SimpleNamespace(full=full, first_failure=lambda state: asked.append(state.round))
+    ours.train_round()
+    assert asked == [1] * full

@@ -1,5 +1,7 @@
 """Where clients' states rest."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from population_states import SIZE, state
@@ -33,6 +35,15 @@ def test_borders_belong_to_the_faster_place(monkeypatch):
     monkeypatch.setattr(choose_module, "host_memory", lambda: 15_000)
     assert choose_resting(100, 46, 1, 1, HOST) == "host"  # 4,600 and 4 times 100 are a third
     assert choose_resting(100, 47, 1, 1, HOST) == "file"
+
+
+def test_states_stay_on_a_gpu_if_they_take_little_of_its_memory(monkeypatch):
+    monkeypatch.setattr(choose_module, "host_memory", lambda: 16_000)
+    gpu = SimpleNamespace(total_memory=32_000)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    assert choose_resting(100, 20, 1, 1, torch.device("cuda")) == "device"  # a sixteenth
+    assert choose_resting(100, 21, 1, 1, torch.device("cuda")) == "host"
+    assert choose_resting(100, 20, 1, 1, HOST) == "host"
 
 
 @pytest.mark.parametrize(

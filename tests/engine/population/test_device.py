@@ -8,7 +8,7 @@ from population_states import SIZE, fresh, in_file, in_memory, on_host, states
 
 from federations import same_bits
 from pfedbayes.engine.population import HOST, DevicePopulation, FilePopulation, HostPopulation
-from pfedbayes.engine.population.base import memory_errors
+from pfedbayes.engine.population.base import memory_errors, staging, to_host
 from pfedbayes.errors import UserError
 
 
@@ -40,11 +40,13 @@ def test_a_checkpoint_takes_any_part_of_the_states_in_order(make, tmp_path):
 
 
 def test_a_cleared_population_is_empty_and_can_be_used_again(population, monkeypatch):
-    monkeypatch.setattr("pfedbayes.engine.population.host.give_back_locked_memory", lambda: None)  # needs a GPU
+    given_back = []  # page-locked memory, which needs a GPU
+    monkeypatch.setattr("pfedbayes.engine.population.host.give_back_locked_memory", lambda: given_back.append(1))
     population.put([4, 1], states([40, 10]))
     descriptors = list(getattr(population, "_descriptors", []))
     population.clear()
     assert population.enrolled == []
+    assert given_back == [1] * isinstance(population, HostPopulation)
     for descriptor in descriptors:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
@@ -114,6 +116,19 @@ def test_states_are_put_where_they_rest_wherever_they_come_from():
     population = DevicePopulation(SIZE, torch.device("meta"))
     population.put([0, 3], states([10, 30]))
     assert population.enrolled == [0, 3]
+
+
+def test_transfers_beside_a_gpu_go_through_page_locked_memory(monkeypatch):
+    locked = []
+    monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory, **others: locked.append(pin_memory))
+    for device in ("cuda", "cpu"):
+        staging((2, 3), torch.float32, torch.device(device))
+    assert locked == [True, False]
+
+
+def test_states_on_the_host_are_not_copied_to_it():
+    here = states([1, 2])
+    assert all(one is other for one, other in zip(to_host(here), here, strict=True))
 
 
 def test_memory_that_is_not_there_is_one_clear_line():

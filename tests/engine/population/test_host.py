@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -108,6 +109,20 @@ def test_blocks_are_nearly_full_when_torch_has_rounded_them_up(monkeypatch, mega
     (size,) = taken
     assert size > 7 / 8 * 2 ** math.ceil(math.log2(size))
     assert size >= 7 / 8 * 2**28
+
+
+def test_copies_on_the_host_wait_for_the_gpu(monkeypatch, tmp_path):
+    waited = []
+    stream = SimpleNamespace(synchronize=lambda: waited.append(1))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    population = on_host()
+    population.put([1], states([10]))
+    population.tensors()
+    assert waited == []  # the host copies at once
+    monkeypatch.setattr(population, "_device", torch.device("cuda"))
+    population.tensors()
+    population.checkpoint(tmp_path)
+    assert waited == [1, 1]
 
 
 @needs_gpu

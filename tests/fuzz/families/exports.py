@@ -105,10 +105,10 @@ def _columns(rng: random.Random, about: Any, header: Any, canary: str) -> None:
     preprocessing = about["preprocessing"]
     inputs, target = preprocessing["inputs"], preprocessing["target"]
     column = rng.choice(inputs) if inputs else {}
-    field = rng.choice(["name", "kind", "mean", "deviation", "indicator", "categories"])
+    field = rng.choice(["name", "kind", "mean", "deviation", "indicator", "categories", "edges", "centres"])
     kind = rng.random()
     if kind < 0.5 and column:
-        column[field] = rng.choice([some(rng), 0, -1, "number", "category", ["a", "a"], [1], ["a"] * 1000])
+        column[field] = rng.choice([some(rng), 0, -1, "number", "category", ["a", "a"], [1], ["a"] * 1000, [0, 1, 2]])
     elif kind < 0.8:
         target[rng.choice(list(target))] = rng.choice(
             [some(rng), 0, [], ["a"], ["a", "a"], [1, 2], ["a"] * 5000, "regression"]

@@ -5,7 +5,7 @@ import torch
 from pfedgp_inputs import blobs
 
 from federations import randn
-from pfedbayes.methods.pfedgp.label_tree import build_tree, members, pad_splits, two_means
+from pfedbayes.methods.pfedgp.label_tree import MAX_ENUMERATED, build_tree, members, pad_splits, two_means
 
 
 class TestTree:
@@ -47,15 +47,20 @@ class TestTree:
             assert len(rows) == sum((5, 4, 3)[c] for c in split.any(0).nonzero()[:, 0].tolist())
 
 
+def test_the_trees_of_a_run_depend_on_this():
+    assert MAX_ENUMERATED == 12
+
+
 class TestTwoMeans:
     @staticmethod
     def within(points, inside):
         return sum(float((part - part.mean(0)).square().sum()) for part in (points[inside], points[~inside]))
 
-    @pytest.mark.parametrize("count", [2, 3, 5, 8])
-    def test_no_bipartition_is_better(self, count):
-        for seed in range(10):
-            points = randn(count, 3, seed=seed)
+    # Of the twelve points no pair is such that the best clusters lie around it.
+    @pytest.mark.parametrize(("count", "width", "seeds"), [(2, 3, 10), (3, 3, 10), (5, 3, 10), (8, 3, 10), (12, 30, 1)])
+    def test_no_bipartition_is_better(self, count, width, seeds):
+        for seed in range(seeds):
+            points = randn(count, width, seed=seed)
             found = two_means(points)
             assert found[0]
             rest = itertools.product([True, False], repeat=count - 1)

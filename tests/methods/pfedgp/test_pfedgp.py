@@ -124,6 +124,7 @@ class TestObjective:
     def test_nothing_to_predict_costs_nothing(self):
         z, y = self.z[:2], torch.tensor([0, 1])
         assert list(self.method.tasks(0, y, build_tree(z, y, 2), generator())) == []
+        assert len(pfedgp.NO_ROWS) == 0  # of the tasks that learn a tree, or predict with it
 
 
 class TestLocalTraining:

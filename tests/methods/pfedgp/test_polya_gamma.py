@@ -161,7 +161,9 @@ class TestMoments:
         for ours, expected in zip(results(), whole, strict=True):
             assert_close(ours, expected)
 
-    def test_processes_side_by_side_are_each_alone(self):
+    @pytest.mark.parametrize("size", [1, 2**21])  # the chains in parts, or all at once
+    def test_processes_side_by_side_are_each_alone(self, size, monkeypatch):
+        monkeypatch.setattr(polya_gamma, "CHUNK", size)
         each = [covariance(9, seed=seed)[0] for seed in (1, 2)]
         crosses = [rbf(randn(5, 4, seed=seed), randn(9, 4, seed=seed + 2), 8.0, 1.0) for seed in (3, 4)]
         kappas = [self.kappa, -self.kappa]

@@ -1,6 +1,8 @@
 import gc
 import math
 import weakref
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -18,6 +20,25 @@ from pfedbayes.methods.pfedgp.polya_gamma import (
     product,
     rbf,
 )
+
+
+class SimpleMatrix(NamedTuple):
+    """A matrix on a device that this machine may lack."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    def __matmul__(self, other):
+        return "whole"
+
+
+def test_a_temporary_tensor_takes_a_64th_of_a_gpus_memory(monkeypatch):
+    bytes_of_memory = 64 * 4 * 1000  # a 64th holds a thousand numbers in single precision
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=bytes_of_memory)
+    )
+    gpu = torch.device("cuda")
+    assert [polya_gamma.at_once(numbers, gpu) for numbers in (1, 300, 1000, 1001)] == [1000, 3, 1, 1]
 
 
 class TestCholesky:
@@ -88,6 +109,30 @@ class TestProduct:
         mantissa, _ = torch.frexp(head)
         assert (mantissa * 2**11 == (mantissa * 2**11).round()).all()
         assert ((values - head).abs() < 2**-10 * values.abs()).all()
+
+    def test_three_products_of_parts_are_the_product(self):
+        """All but the product of the two rests, each at most 2^-10 of its matrix."""
+        a, b = randn(2, 3, 7, 40, seed=1).float(), randn(2, 3, 40, 5, seed=2).float()
+        exact = a.double() @ b.double()
+        left_out = (a - polya_gamma._head(a)).double() @ (b - polya_gamma._head(b)).double()
+        found = polya_gamma.split_product(a, b)
+        assert found.dtype == torch.float32
+        assert_close(found.double(), exact - left_out, rtol=0, atol=1e-5)
+        assert 10 * (found - exact).norm() < (polya_gamma._head(a) @ b - exact).norm()
+
+    def test_only_single_precision_on_a_gpu_is_split(self, monkeypatch):
+        monkeypatch.setattr(polya_gamma, "split_product", lambda a, b: "split")
+        for device, dtype in (("cuda", torch.float32), ("cuda", torch.float64), ("cpu", torch.float32)):
+            matrix = SimpleMatrix(torch.device(device), dtype)
+            split = (device, dtype) == ("cuda", torch.float32)
+            assert product(matrix, matrix) == ("split" if split else "whole")
+
+    def test_a_gpu_rounds_inputs_only_for_so_long(self):
+        before = torch.get_float32_matmul_precision()
+        for device, inside in (("cuda", "high"), ("cpu", before)):
+            with polya_gamma.rounded(SimpleMatrix(torch.device(device), torch.float32)):
+                assert torch.get_float32_matmul_precision() == inside
+            assert torch.get_float32_matmul_precision() == before
 
     @needs_gpu
     def test_on_a_gpu_it_is_as_exact_as_single_precision(self):

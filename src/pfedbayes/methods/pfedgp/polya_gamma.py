@@ -273,13 +273,16 @@ def inverse_factor(matrix: Tensor) -> Tensor:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """Return a @ b for matrices (..., m, k) and (..., k, n), in single precision on a GPU by its TF32 units.
+    """Return a @ b for matrices (..., m, k) and (..., k, n), in single precision on a GPU by its TF32 units."""
+    return split_product(a, b) if a.device.type == "cuda" and a.dtype == torch.float32 else a @ b
 
-    These round their inputs to 11 bits. Split both matrices into an 11-bit part and the rest: three products of parts
-    are as exact as one product in single precision, and faster.
+
+def split_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a @ b for matrices (..., m, k) and (..., k, n) in single precision, as the sum of three rounded products.
+
+    Split both matrices into an 11-bit part and the rest. TF32 units round their inputs to 11 bits; three products of
+    parts are as exact as one product in single precision, and faster.
     """
-    if a.device.type != "cuda" or a.dtype != torch.float32:
-        return a @ b
     batch = a.shape[:-2]
     a, b = (values.reshape(math.prod(batch), *values.shape[-2:]) for values in (a, b))
     a_head, b_head = _head(a), _head(b)

@@ -1,0 +1,1 @@
+"""Methods on real tables whose clients are real: hospitals, schools, regions, people."""

@@ -1,0 +1,249 @@
+"""The jobs of the benchmark: each fits one method to one split and leaves one record."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import signal
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from threadpoolctl import threadpool_limits
+
+from benchmarks.silos import activity, flamby, ours, rivals, survival
+from benchmarks.silos.encoding import encode
+from benchmarks.silos.mixed import NotFitted
+from benchmarks.silos.records import Record, read_record, record_file, write_record
+from benchmarks.silos.scores import Predictions, score
+from benchmarks.silos.tables import TEST, TRAIN, VALIDATION, Split, Table, split_table
+from pfedbayes.errors import Diverged, UserError, one_line
+from pfedbayes.runs import describe_code, describe_machine, now
+
+RIVAL_SECONDS = 300  # limit of a rival's time
+SPLITTERS = {"tables": split_table, "heart": flamby.split_heart}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One method on one split."""
+
+    protocol: str
+    table: Table
+    split: int
+    method: str
+    quick: bool = False
+    """A small version, for a trial."""
+
+    def file(self, records: Path) -> Path:
+        """Return the file of its record."""
+        return record_file(records, self.protocol, self.table.name, self.split, self.method)
+
+    def __str__(self) -> str:
+        return f"{self.table.name}, split {self.split}, {self.method}"
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What all jobs of a call share."""
+
+    records: Path
+    """The folder of the records."""
+    version: str
+    commit: str | None
+    machine: str
+    workers: int
+
+    @classmethod
+    def here(cls, records: Path, workers: int) -> Circumstances:
+        """Return those of this machine and checkout."""
+        code = describe_code()
+        return cls(records, code["version"], code["commit"], describe_machine()["cpu"], workers)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a job measures."""
+
+    scores: dict[str, float]
+    by_client: dict[str, float]
+    seconds: float
+    resolved: str | None = None
+
+    @classmethod
+    def of(cls, predictions: Predictions, seconds: float, resolved: str | None = None) -> Result:
+        """Score predictions."""
+        return cls(*score(predictions), seconds, resolved)
+
+
+def unfinished(jobs: Sequence[Job], records: Path, retry: bool) -> list[Job]:
+    """Return the jobs without a record of the present rows and settings. retry: also those that failed."""
+    digests: dict[tuple[str, Table, int, bool], str] = {}
+    left = []
+    for job in jobs:
+        if job.file(records).exists():
+            place = (job.protocol, job.table, job.split, job.quick)
+            if place not in digests:
+                digests[place] = data_of(job).digest
+            done = read_record(job.file(records))
+            same = done.digest == digests[place] and done.settings == settings_of(job)
+            if same and not (retry and done.failed):
+                continue
+        left.append(job)
+    return left
+
+
+def settings_of(job: Job) -> str | None:
+    """Return a hash of the settings of a method of this package, which change with its defaults; None for rivals."""
+    return ours.settings_digest(job.method) if job.method in ours.METHODS and job.protocol in SPLITTERS else None
+
+
+def data_of(job: Job) -> Any:
+    """Return the data of a job: a `Split`, or what its protocol has instead, with a digest."""
+    if job.protocol in SPLITTERS:
+        return SPLITTERS[job.protocol](job.table, job.split)
+    if job.protocol == "survival":
+        return survival.read(job.table.path)
+    return activity.read(job.table.path, job.table.name, job.split, job.quick)
+
+
+def run(jobs: Sequence[Job], circumstances: Circumstances) -> None:
+    """Run jobs in several processes and show the progress. A stop keeps the records of finished jobs."""
+    console = Console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=len(jobs))
+        for record in finished(jobs, circumstances):
+            said = f"{record.table}, split {record.split}, {record.method}: {result_text(record)}"
+            bar.update(task, advance=1, description=said)
+            if not console.is_terminal or record.failed:
+                console.print(said, soft_wrap=True, markup=False, highlight=False)
+
+
+def result_text(record: Record) -> str:
+    """Return the result of a record in a few words."""
+    if record.scores is None:
+        return f"failed: {record.failed}"
+    name, value = next(iter(record.scores.items()))
+    return f"{name} {value:.4f} in {record.seconds:.1f} s"
+
+
+def finished(jobs: Sequence[Job], circumstances: Circumstances) -> Iterator[Record]:
+    """Run jobs and yield their records as they come."""
+    if circumstances.workers == 1:
+        yield from (work(job, circumstances) for job in jobs)
+        return
+    pool = ProcessPoolExecutor(circumstances.workers, multiprocessing.get_context("spawn"))
+    try:
+        for done in as_completed([pool.submit(work, job, circumstances) for job in jobs]):
+            yield done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def work(job: Job, circumstances: Circumstances) -> Record:
+    """Run a job on one thread and write its record. A method that fails leaves a record with the reason."""
+    data = data_of(job)
+    result, failed, start = None, None, time.monotonic()
+    try:
+        with threadpool_limits(1), one_torch_thread():
+            result = measure(job, data, circumstances.records)
+    except (UserError, Diverged, NotFitted, TimeoutError) as error:
+        failed = one_line(error)
+    except Exception as error:
+        traceback.print_exc()
+        failed = f"{type(error).__name__}: {one_line(error)}"
+    task, rows, clients = outline(data)
+    record = Record(
+        protocol=job.protocol,
+        table=job.table.name,
+        split=job.split,
+        method=job.method,
+        task=task,
+        digest=data.digest,
+        rows=rows,
+        clients=clients,
+        scores=result.scores if result else None,
+        by_client=result.by_client if result else None,
+        seconds=result.seconds if result else time.monotonic() - start,
+        failed=failed,
+        settings=settings_of(job),
+        resolved=result.resolved if result else None,
+        version=circumstances.version,
+        commit=circumstances.commit,
+        machine=circumstances.machine,
+        workers=circumstances.workers,
+        date=now(),
+    )
+    write_record(circumstances.records, record)
+    return record
+
+
+def outline(data: Any) -> tuple[str, tuple[int, int, int], int]:
+    """Return the task, the numbers of training, validation and test rows, and the number of clients."""
+    if isinstance(data, Split):
+        train, validation, test = (int((data.parts == part).sum()) for part in (TRAIN, VALIDATION, TEST))
+        return data.task, (train, validation, test), len(data.clients)
+    return data.task, data.rows, data.num_clients
+
+
+def measure(job: Job, data: Any, records: Path) -> Result:
+    """Fit the method of a job and score it."""
+    if job.protocol == "survival":
+        with tempfile.TemporaryDirectory() as folder:
+            return Result(*survival.measure(data, job.method, Path(folder)))
+    if job.protocol == "activity":
+        # A long run: its folder stays, so that a rerun continues it.
+        kept = job.file(records).with_suffix("")
+        result = Result(*activity.measure(data, job.method, kept))
+        shutil.rmtree(kept)
+        return result
+    if job.method in rivals.rivals_for(data.task):
+        with at_most(RIVAL_SECONDS):
+            start = time.monotonic()
+            predictions = rivals.predict(job.method, data.task, encode(data))
+            return Result.of(predictions, time.monotonic() - start)
+    with tempfile.TemporaryDirectory() as folder:
+        fit = ours.fit(data, job.method, Path(folder))
+        return Result.of(fit.predictions, fit.seconds, fit.method)
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Let torch use one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError after this time, in the main thread of a process; elsewhere there is no limit."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"not done after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, left)  # a timer of the caller goes on

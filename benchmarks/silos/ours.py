@@ -1,0 +1,148 @@
+"""The package's methods with their defaults: what `pfedbayes run --data` does, and the predictions of its models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.silos.encoding import Floats
+from benchmarks.silos.scores import Labels, Numbers, Predictions
+from benchmarks.silos.tables import TRAIN, VALIDATION, Split
+from pfedbayes import runs
+from pfedbayes.data import Shards, load_shards
+from pfedbayes.maths.likelihoods import Likelihood, Regression
+from pfedbayes.maths.metrics import log_average, moments
+from pfedbayes.runs.execute import execute
+from pfedbayes.runs.experiment import Experiment, method_name, read_experiment
+from pfedbayes.serving.client import Client
+from pfedbayes.serving.open import open_all, open_client
+from pfedbayes.trust.calibration import DRAWS
+
+DEFAULT = "default"
+METHODS = (DEFAULT, "local", "fedavg", "fedavg-ft", "ditto", "fedrep", "pfedme", "pfedbayes")
+PART = "split"  # the column with the part of each row
+
+
+class Fit(NamedTuple):
+    """A finished run."""
+
+    predictions: Predictions
+    """Of the test rows."""
+    method: str
+    """The name of the method in configs."""
+    seconds: float
+    """Wall-clock time from the file to the finished run folder."""
+
+
+def fit(split: Split, method: str, folder: Path) -> Fit:
+    """Run a method on a split in an empty folder. Without early stopping, it also trains on the validation rows."""
+    table = folder / "table.csv"
+    experiment = experiment_for(split, method, table)
+    parts = split.parts
+    if experiment.training.patience is None:
+        parts = np.where(parts == VALIDATION, TRAIN, parts)
+    split.frame.assign(**{PART: parts}).to_csv(table, index=False)
+    seconds = train(experiment, folder / "run")
+    predictions = predict(folder / "run", load_shards(experiment.data))
+    return Fit(predictions, method_name(experiment.method), seconds)
+
+
+def experiment_for(split: Split, method: str, table: Path) -> Experiment:
+    """Return the experiment of a method for a table, as `pfedbayes run --data` resolves it."""
+    data = {
+        "path": str(table), "target": split.target, "client_column": split.client, "split_column": PART,
+        "task": split.task,
+    }  # fmt: skip
+    return read_experiment(None, [*own_data(data), *choose(method)])
+
+
+def own_data(data: dict[str, str]) -> list[str]:
+    """Return overrides of the section [data]."""
+    return [f"data.{name}={json.dumps(value, ensure_ascii=False)}" for name, value in data.items()]
+
+
+def choose(method: str) -> list[str]:
+    """Return the override that chooses a method; none for the default one."""
+    return [] if method == DEFAULT else [f"method.name={method}"]
+
+
+def repeats_default(method: str) -> bool:
+    """Return whether a named method, with its defaults for own tables, is the default one."""
+    return method != DEFAULT and settings_digest(method) == settings_digest(DEFAULT)
+
+
+@cache
+def settings_digest(method: str) -> str:
+    """Return a hash of the settings that a method has for own tables."""
+    sections = read_experiment(None, ["data.path='table.csv'", *choose(method)]).sections()
+    del sections["data"]
+    return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def train(experiment: Experiment, folder: Path, resume: bool = False) -> float:
+    """Run an experiment with its first seed and return the seconds it took."""
+    start = time.monotonic()
+    for _ in execute(experiment, folder, [experiment.training.seed], "cpu", resume):
+        pass
+    return time.monotonic() - start
+
+
+def predict(run: Path, shards: Shards) -> Predictions:
+    """Predict every client's test rows with its own model, or with the shared model if the method has no other."""
+    return collect([
+        (client.likelihood, outputs_of(client, shards.x[rows]), shards.y[rows], number)
+        for number, (client, rows) in enumerate(zip(models(run, shards.names), shards.test, strict=True))
+        if len(rows)
+    ])  # fmt: skip
+
+
+def models(run: Path, names: Sequence[str], trust_module: bool = False) -> Iterator[Client]:
+    """Yield the model with which each client predicts. trust_module: see `open_client`."""
+    if runs.read_info(run).method.personal:
+        yield from open_all(run, "cpu", trust_module)
+    else:
+        shared = open_client(run, shared=True, device="cpu", trust_module=trust_module)
+        yield from (shared for _ in names)
+
+
+def outputs_of(client: Client, x: Tensor) -> Tensor:
+    """Return outputs (K, n, ...) for inputs x (n, ...), with as many draws as `pfedbayes predict` takes."""
+    return client.outputs(DRAWS)(x).cpu()
+
+
+def collect(parts: Sequence[tuple[Likelihood, Tensor, Tensor, int]]) -> Predictions:
+    """Return the predictions for several clients, given likelihood, outputs (K, n, ...), targets and number of each."""
+    likelihoods, outputs, targets, numbers = zip(*parts, strict=True)
+    client = np.repeat(numbers, [len(y) for y in targets])
+    if not isinstance(likelihoods[0], Regression):
+        p = torch.cat([log_average(each.double()).exp() for each in outputs]).numpy()
+        return Labels(p, torch.cat(targets).numpy(), client)
+    unit = likelihoods[0].unit
+    pairs = list(zip(likelihoods, outputs, strict=True))
+    gaussians = [moments(likelihood, each) for likelihood, each in pairs]
+    nll = [log_loss(likelihood, each, y) for likelihood, each, y in zip(likelihoods, outputs, targets, strict=True)]
+    return Numbers(
+        unit * _flat([each.mean for each in gaussians]), unit * _flat([each.deviation for each in gaussians]),
+        unit * _flat(targets), client, _flat(nll) + np.log(unit),
+    )  # fmt: skip
+
+
+def log_loss(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
+    """Return the negative log-density (n,) of targets under the mixture of K predictions."""
+    densities = -likelihood.nll(outputs.double(), y.double().unsqueeze(0).expand(len(outputs), *y.shape))
+    return math.log(len(outputs)) - densities.logsumexp(0)
+
+
+def _flat(parts: Sequence[Any]) -> Floats:
+    flat: Floats = torch.cat(list(parts)).double().flatten().numpy()
+    return flat

@@ -1,0 +1,77 @@
+"""What the executor does beside a GPU and with a compiler, driven on a CPU: both are replaced by plain calls."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from execution_plans import PHILOX, agree
+from federations import EXACT, TRAINING, federation, make_model, make_shards, randn, same_bits, trained
+from pfedbayes.engine.backend import local_training
+from pfedbayes.maths.trees import tree_map
+from pfedbayes.methods import FedAvg, PFedBayes
+from pfedbayes.nets import vgg
+
+
+@pytest.mark.parametrize("noise", ["torch", "philox"])
+def test_steps_that_build_their_batches_and_noise_are_the_same_steps(monkeypatch, noise):
+    steps = []
+
+    def compiled(function):
+        return lambda *arguments: steps.append(arguments) or function(*arguments)
+
+    monkeypatch.setattr(local_training, "Compiled", compiled)
+    plan = dataclasses.replace(EXACT, noise=noise)
+    ours = trained(PFedBayes(), plan=dataclasses.replace(plan, compile=True))
+    assert agree(ours, trained(PFedBayes(), plan=plan))
+    assert len(steps) == TRAINING.rounds * TRAINING.local_steps
+    for _, x, y, _, _, names in steps:
+        assert (x.ndim, y.ndim) == (2, 1)
+        # A compiled step takes tensors only: the noise that torch has drawn, or the names that it draws by itself.
+        assert isinstance(names, Tensor)
+        assert names.is_floating_point() == (noise == "torch")
+
+
+def test_what_a_replay_overwrites_is_copied_before_the_next_chunk(monkeypatch):
+    outputs = {}
+
+    def replayed(function):
+        """Write every result of these shapes to the memory of the first one, as a CUDA graph does."""
+
+        def call(*arguments):
+            result = function(*arguments)
+            kept = outputs.setdefault(len(arguments[-1].weight), result)
+            tree_map(lambda memory, leaf: memory.copy_(leaf), kept, result)
+            return kept
+
+        return call
+
+    plain = federation(PFedBayes(), plan=dataclasses.replace(PHILOX, chunk=2))
+    plain.train_round()
+    ours = federation(PFedBayes(), plan=dataclasses.replace(PHILOX, chunk=2))
+    training = ours._executor._local_training
+    training._together = replayed(training._together)
+    object.__setattr__(ours._executor.plan, "graph", True)  # a plan for a CPU refuses it
+    ours.train_round()
+    assert sorted(outputs) == [1, 2]  # chunks of two and, of five clients, the last one
+    assert same_bits(tuple(ours.tensors().values()), tuple(plain.tensors().values()))
+
+
+def test_networks_predict_compiled_if_training_is_and_they_have_convolutions():
+    shards = dataclasses.replace(make_shards(), x=randn(100, 3, 32, 32))
+    for model, others, convolutional in ((make_model(vgg(3)), {"shards": shards}, True), (make_model(), {}, False)):
+        executor = federation(FedAvg(), model=model, **others)._executor
+        executor._fast_predictor = "fast"
+        for graph in (True, False):
+            for compiled in (True, False):
+                executor.plan = SimpleNamespace(graph=graph)
+                executor._local_training = SimpleNamespace(compiled=compiled)
+                assert (executor.predictor == "fast") == (convolutional and graph and compiled)
+
+
+def test_the_compiled_network_takes_batches_of_one_size(monkeypatch):
+    monkeypatch.setattr("pfedbayes.engine.backend.executor.FixedSizeBatches", lambda net: lambda theta, x: "compiled")
+    executor = federation(FedAvg())._executor
+    assert executor._fast_predictor.net(torch.zeros(0), torch.zeros(0)) == "compiled"

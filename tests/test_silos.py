@@ -1,0 +1,494 @@
+"""The benchmark on real tables: its splits, scores and statistics, its records, and its page."""
+
+import dataclasses
+import json
+import math
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from benchmarks.silos import __main__ as bench
+from benchmarks.silos import activity, flamby, jobs, ours, records, statistics, survival, tables
+from benchmarks.silos.encoding import encode
+from benchmarks.silos.jobs import Circumstances, Job
+from benchmarks.silos.mixed import NotFitted, mixed_linear, mixed_logistic, random_effects
+from benchmarks.silos.page import render
+from benchmarks.silos.rivals import predict, rivals_for
+from benchmarks.silos.scores import Labels, Numbers, calibration_error, gaussian_crps, number_scores, score
+from pfedbayes.errors import UserError
+from pfedbayes.maths.likelihoods import Classification, Regression
+
+
+def clinics(rows=60, seed=0):
+    """Three clinics with different intercepts, and an empty cell."""
+    rng = np.random.default_rng(seed)
+    clinic = np.arange(rows) % 3
+    age, dose = rng.normal(50, 10, rows), rng.normal(size=rows)
+    risk = dose + clinic - 1 + 0.5 * rng.normal(size=rows)
+    frame = pd.DataFrame(
+        {"age": age, "dose": dose, "sex": rng.choice(["m", "f"], rows), "clinic": np.array(["a", "b", "c"])[clinic],
+         "cost": risk, "outcome": np.where(risk > 0, "ill", "well")}
+    )  # fmt: skip
+    frame.loc[3, "age"] = np.nan
+    return frame
+
+
+@pytest.fixture
+def table(tmp_path):
+    clinics().to_csv(tmp_path / "clinics.csv", index=False)
+    return tables.Table("clinics", tmp_path / "clinics.csv", "outcome", "clinic", ("cost",))
+
+
+@pytest.fixture
+def split(table):
+    return tables.split_table(table, 0)
+
+
+@pytest.fixture
+def numbers(table):
+    return tables.split_table(dataclasses.replace(table, target="cost", ignore=("outcome",)), 0)
+
+
+# Splits
+
+
+def test_splits_are_disjoint_stratified_and_within_clients():
+    clients = np.repeat(["a", "b", "c"], [100, 50, 7])
+    labels = np.array(["no", "yes", "no", "no", "maybe"] * 40)[: len(clients)]
+    parts = tables.assign(clients, labels, seed=3)
+    for client, size in (("a", 100), ("b", 50)):
+        own = clients == client
+        counts = {part: int((own & (parts == part)).sum()) for part in np.unique(parts)}
+        assert counts == {"train": 0.64 * size, "validation": 0.16 * size, "test": 0.2 * size}
+        for label in np.unique(labels):
+            share = (parts[own & (labels == label)] == "test").mean()
+            assert abs(share - 0.2) < 0.05
+    small = parts[clients == "c"]
+    assert [(small == part).sum() for part in ("train", "validation", "test")] == [5, 1, 1]
+    assert (parts != tables.assign(clients, labels, seed=4)).any()
+    assert (parts == tables.assign(clients, labels, seed=3)).all()
+
+
+def test_a_regression_splits_every_client_without_labels():
+    parts = tables.assign(np.repeat(["a", "b"], [40, 1]), None, seed=0)
+    assert [(parts[:40] == part).sum() for part in ("train", "validation", "test")] == [26, 6, 8]
+    assert parts[40] == "train"
+
+
+def test_the_digest_changes_with_rows_and_parts(split, table):
+    assert split.digest == tables.split_table(table, 0).digest
+    assert split.digest != tables.split_table(table, 1).digest
+    clinics(seed=1).to_csv(table.path, index=False)
+    assert split.digest != tables.split_table(table, 0).digest
+
+
+def test_tables_are_described_in_toml_or_by_an_option(tmp_path, table):
+    (tmp_path / "own.toml").write_text(
+        '[tables.mine]\nfile = "clinics.csv"\ntarget = "cost"\nclient = "clinic"\n[reasons]\nmine = "It is noisy."\n'
+    )
+    found = tables.read_tables(tmp_path / "own.toml")["mine"]
+    assert tables.task_of(found, tables.read_frame(found)) == "regression"
+    assert tables.read_reasons(tmp_path / "own.toml") == {"mine": "It is noisy."}
+    option = tables.parse_table(f"{table.path}:outcome:clinic")
+    assert (option.name, option.path, option.target, option.client) == ("clinics", table.path, "outcome", "clinic")
+    assert tables.task_of(option, tables.read_frame(option)) == "classification"
+    assert len(tables.read_tables()) == 13
+    for text, message in (("a.csv:b", "FILE:TARGET:CLIENT"), ("a.csv::c", "FILE:TARGET:CLIENT")):
+        with pytest.raises(UserError, match=message):
+            tables.parse_table(text)
+    with pytest.raises(UserError, match="no column 'outcom'"):
+        tables.read_frame(dataclasses.replace(table, target="outcom"))
+    (tmp_path / "own.toml").write_text('[tables.mine]\nfile = "clinics.csv"\ntarget = "cost"\n')
+    with pytest.raises(UserError, match="needs client"):
+        tables.read_tables(tmp_path / "own.toml")
+
+
+# Encoding and rivals
+
+
+def test_the_design_is_fitted_to_training_and_validation_rows(split):
+    design = encode(split)
+    assert design.x.shape == (60, 4)  # age with its indicator, dose, sex
+    assert np.abs(design.x[design.train].mean(0)).max() < 1e-12
+    assert design.x[design.train][:, 2].std() == pytest.approx(1)
+    assert design.x_with_client.shape == (60, 7)
+    assert (design.x_with_client[:, 4:].argmax(1) == np.arange(60) % 3).all()
+    assert design.num_classes == 2
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_every_rival_beats_guessing(task, split, numbers):
+    chosen = split if task == "classification" else numbers
+    design = encode(chosen)
+    y = design.y[design.train]
+    guess = math.log(2) if task == "classification" else 0.5 * math.log(2 * math.pi * math.e) + math.log(design.unit)
+    assert len(y) == 48
+    for name in rivals_for(task):
+        pooled, by_client = score(predict(name, task, design))
+        assert pooled["nll"] < guess, name
+        assert pooled.keys() == by_client.keys()
+
+
+def test_a_client_of_one_class_predicts_its_smoothed_frequencies(split):
+    frame = split.frame.copy()
+    frame.loc[frame["clinic"] == "a", "outcome"] = "ill"
+    one = tables.make_split("one", frame, "outcome", "clinic", "classification", split.parts)
+    predicted = predict("local logistic regression", "classification", encode(one))
+    assert isinstance(predicted, Labels)
+    trained = ((frame["clinic"] == "a") & (split.parts != "test")).sum()
+    assert predicted.probabilities[predicted.client == 0] == pytest.approx(
+        np.array([[trained + 1, 1]] * 4) / (trained + 2)
+    )
+
+
+def test_random_effects_are_the_posterior_mean_of_a_gaussian_model():
+    # One effect with variance 2, noise 1: precision 3 + 1/2 after three observations.
+    mean, cov = random_effects(np.ones((3, 1)), np.array([1.0, 2.0, 3.0]), np.array([[2.0]]), 1.0)
+    assert mean == pytest.approx([6 / 3.5])
+    assert cov == pytest.approx(np.array([[1 / 3.5]]))
+
+
+def test_mixed_models_recover_client_effects(numbers):
+    design = encode(numbers)
+    mean, variance = mixed_linear(design, slopes=False)
+    pooled = design.x @ np.linalg.lstsq(design.x[design.train], design.y[design.train], rcond=None)[0]
+    y = design.y[design.test]
+    assert np.mean((y - mean) ** 2) < 0.5 * np.mean((y - pooled[design.test]) ** 2)
+    assert (variance > 0).all()
+    with pytest.raises(NotFitted, match="two classes"):
+        mixed_logistic(dataclasses.replace(design, num_classes=3), slopes=False)
+
+
+# Scores
+
+
+def test_label_scores_by_hand():
+    p = np.array([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8], [0.7, 0.3]])
+    pooled, by_client = score(Labels(p, np.array([0, 1, 0, 1]), np.array(["a", "a", "b", "b"])))
+    losses = [-math.log(value) for value in (0.9, 0.6, 0.2, 0.3)]
+    assert pooled["nll"] == pytest.approx(np.mean(losses))
+    assert pooled["accuracy"] == pooled["balanced_accuracy"] == 50
+    assert pooled["auroc"] == pytest.approx(0.5)  # of the pairs (0.1, 0.6), (0.1, 0.3), (0.8, 0.6), (0.8, 0.3)
+    assert pooled["ece"] == pytest.approx((0.1 + 0.4 + 0.8 + 0.7) / 4)
+    assert by_client["nll"] == pytest.approx((np.mean(losses[:2]) + np.mean(losses[2:])) / 2)
+    assert by_client["accuracy"] == 50
+    one_class, _ = score(Labels(p, np.zeros(4, int), np.zeros(4)))
+    assert "auroc" not in one_class
+
+
+def test_confidences_of_a_bin_cancel():
+    p = np.array([[0.72, 0.28], [0.78, 0.22]])
+    assert calibration_error(p, np.array([0, 1])) == pytest.approx(0.25)
+
+
+def test_number_scores_by_hand():
+    found = number_scores(np.array([0.0, 2.0]), np.array([1.0, 2.0]), np.array([1.7, 2.0]))
+    log_density = [-0.5 * 1.7**2 - 0.5 * math.log(2 * math.pi), -math.log(2) - 0.5 * math.log(2 * math.pi)]
+    assert found["nll"] == pytest.approx(-np.mean(log_density))
+    assert found["rmse"] == pytest.approx(1.7 / math.sqrt(2))
+    assert found["coverage"] == 50
+    own = number_scores(np.zeros(2), np.ones(2), np.ones(2), np.array([1.0, 3.0]))
+    assert own["nll"] == 2
+
+
+def test_the_closed_form_of_crps_is_its_integral():
+    mean, deviation, y = 0.3, 1.7, -0.9
+    grid = np.linspace(-20, 20, 400_001)
+    cdf = 0.5 * (1 + np.vectorize(math.erf)((grid - mean) / deviation / math.sqrt(2)))
+    integral = np.trapezoid((cdf - (grid >= y)) ** 2, grid)
+    assert gaussian_crps(np.array([mean]), np.array([deviation]), np.array([y])) == pytest.approx([integral], abs=1e-4)
+
+
+def test_outputs_of_clients_become_one_prediction():
+    logits = torch.tensor([[[2.0, 0.0]], [[0.0, 0.0]]])  # two draws, one row
+    labels = ours.collect([(Classification(), logits, torch.tensor([0]), 5)])
+    assert isinstance(labels, Labels)
+    assert labels.probabilities[0, 0] == pytest.approx((1 / (1 + math.exp(-2)) + 0.5) / 2)
+    assert labels.client.tolist() == [5]
+    likelihood = Regression(sigma_eps=0.5, unit=10.0)
+    means = torch.tensor([[[1.0]], [[3.0]]])
+    found = ours.collect([(likelihood, means, torch.tensor([[2.0]]), 0)])
+    assert isinstance(found, Numbers)
+    assert found.mean == pytest.approx([20])
+    assert found.deviation == pytest.approx([10 * math.sqrt(1 + 0.25)])
+    # Both draws are 1 off, so the mixture has the density of one of them, per unit of 10.
+    assert found.nll == pytest.approx([0.5 * 4 + math.log(0.5) + 0.5 * math.log(2 * math.pi) + math.log(10)])
+
+
+# Statistics
+
+
+def test_the_corrected_interval_by_hand():
+    # Mean 2, variance 1 with J = 3 and n_test/n_train = 1/4: standard error sqrt(1/3 + 1/4), t(2) = 4.302653.
+    found = statistics.corrected_interval([1.0, 2.0, 3.0], 0.25)
+    assert found.mean == 2
+    assert found.high - 2 == pytest.approx(4.302653 * math.sqrt(7 / 12), rel=1e-6)
+    assert 2 - found.low == pytest.approx(found.high - 2)
+    assert found.word == "indistinguishable"
+    assert statistics.corrected_interval([-1.0, -1.1], 0.0).word == "better"
+    assert statistics.corrected_interval([1.0, 1.0, 1.0], 0.25).word == "worse"
+    assert statistics.corrected_interval([1.0], 0.25).word == "not tested"
+
+
+def test_pairs_are_splits_that_both_have():
+    found = statistics.paired([1.0, None, 3.0], [0.5, 1.0, 1.5], 0.25)
+    assert found is not None
+    assert (found.mean, found.splits) == (1.0, 2)
+    assert statistics.paired([None], [1.0], 0.25) is None
+
+
+def test_equal_scores_share_their_rank():
+    assert statistics.ranks({"a": 0.4, "b": 0.3001, "c": 0.2999, "d": 0.5}) == {"a": 3, "b": 1.5, "c": 1.5, "d": 4}
+
+
+def test_the_verdict_counts_tables():
+    def table(ours, rival, boosting):
+        nll = {"default": ours, "forest": rival, "ridge": [9.0, 9.0], "boosting": boosting}
+        return statistics.compare("t", nll, "default", ["ridge", "forest", "absent"], "boosting", 0.25)
+
+    better = table([1.0, 1.01], [2.0, 2.02], [1.5, 1.5])
+    close = table([1.0, 1.1], [1.05, 1.04], [1.2, 0.8])
+    worse = table([1.0, 1.0], [0.9, 0.9], [0.9, 0.9])
+    assert (better.rival, better.theirs) == ("forest", 2.01)
+    assert (close.close, close.below, close.reaches_boosting, close.misses) == (True, False, False, True)
+    found = statistics.verdict([better, close, worse])
+    assert dataclasses.astuple(found) == (3, 2, 1, 1)
+    assert statistics.compare("t", {"default": [1.0]}, "default", ["forest"], "boosting", 0.25) is None
+
+
+# FLamby's protocols
+
+
+def test_heart_is_split_and_standardised_by_hospital(tmp_path):
+    frame = clinics(90).rename(columns={"clinic": "hospital"}).drop(columns="cost")
+    frame[["slope", "ca", "thal"]] = np.nan
+    frame["age"] += 100 * (frame["hospital"] == "b")
+    frame.to_csv(tmp_path / "heart.csv", index=False)
+    own = tables.Table("heart", tmp_path / "heart.csv", "outcome", "hospital")
+    found = flamby.split_heart(own, 0)
+    assert list(found.frame) == ["age", "dose", "sex", "hospital", "outcome"]
+    assert len(found.frame) == 89  # without the row that misses an age
+    for hospital in "abc":
+        rows = (found.frame["hospital"] == hospital).to_numpy()
+        train = rows & ~found.test
+        assert train.sum() == int(0.66 * rows.sum())
+        assert found.frame.loc[train, "age"].mean() == pytest.approx(0, abs=1e-12)
+        assert found.frame.loc[train, "age"].std(ddof=0) == pytest.approx(1)
+        share = [(found.frame.loc[some, "outcome"] == "ill").mean() for some in (train, rows)]
+        assert abs(share[0] - share[1]) < 0.04
+
+
+def patients(n=120):
+    rng = np.random.default_rng(0)
+    grade = rng.normal(size=n)
+    days = rng.exponential(np.exp(-grade)) * 100
+    return pd.DataFrame(
+        {"pid": np.arange(n), "grade": grade, "age": rng.normal(size=n), "constant": 1, "event": rng.random(n) < 0.7,
+         "days": days, "region": np.array(["N", "S", "W"])[np.arange(n) % 3],
+         "flamby_fold": np.where(np.arange(n) % 4 == 0, "test", "train")}
+    ).astype({"event": float})  # fmt: skip
+
+
+def test_the_c_index_agrees_with_lifelines():
+    from lifelines.utils import concordance_index
+
+    rng = np.random.default_rng(0)
+    risk, days, event = rng.integers(0, 4, 40).astype(float), rng.exponential(9, 40), rng.random(40) < 0.6
+    comparable, concordant = survival.pairs(risk, days, event)
+    assert (comparable * concordant).sum() / comparable.sum() == pytest.approx(concordance_index(days, -risk, event))
+    region = np.arange(40) % 2
+    within = survival.with_interval(risk, days, event, region, same_client=True)
+    same = comparable & (region[:, None] == region)
+    assert within["c_index"] == pytest.approx(100 * (same * concordant).sum() / same.sum())
+    assert within["low"] < within["c_index"] < within["high"]
+
+
+def test_equal_times_are_comparable_with_who_was_censored_then():
+    comparable, concordant = survival.pairs(np.array([1.0, 1.0, 0.0]), np.ones(3), np.array([True, True, False]))
+    assert comparable.tolist() == [[False, False, True], [False, False, True], [False] * 3]
+    assert concordant[0].tolist() == [0.5, 0.5, 1]
+
+
+def test_cox_models_rank_patients_and_our_method_waits_for_its_likelihood(tmp_path):
+    patients().to_csv(tmp_path / "brca.csv", index=False)
+    data = survival.read(tmp_path / "brca.csv")
+    assert (data.rows, data.num_clients) == ((90, 0, 30), 3)
+    for method in survival.methods(data):
+        if method == survival.OURS:
+            with pytest.raises(UserError, match="event"):
+                survival.measure(data, method, tmp_path)
+        else:
+            found, within, _ = survival.measure(data, method, tmp_path)
+            assert found["c_index"] > 60, method
+            assert found["low"] < found["c_index"] < found["high"]
+            assert within.keys() <= found.keys()
+
+
+# Activities
+
+
+def test_windows_are_split_by_person_or_leave_people_out():
+    person = np.repeat([f"p{k:02}" for k in range(30)], 50)
+    parts = activity.assign(person, activity.RANDOM, 0)
+    assert [(parts == part).sum() for part in ("train", "validation", "test")] == [960, 240, 300]
+    left = [set(person[activity.assign(person, activity.LEFT_OUT, fold) == ""]) for fold in range(5)]
+    assert [len(people) for people in left] == [6] * 5
+    assert set.union(*left) == set(person)
+    assert not (activity.assign(person, activity.LEFT_OUT, 0) == "test").any()
+
+
+def test_the_cnn_maps_windows_to_classes():
+    assert activity.network((9, 128), 6)(torch.zeros(2, 9, 128)).shape == (2, 6)
+
+
+# Records, jobs, and the page
+
+
+def record(**others):
+    blank = records.Record(
+        protocol="tables", table="clinics", split=0, method="local ridge", task="regression", digest="d",
+        rows=(30, 10, 10), clients=3, scores={"nll": 1.0}, by_client={"nll": 1.1}, seconds=2.0, failed=None,
+        settings=None, resolved=None, version="0.1", commit="abc", machine="a CPU", workers=1, date="2026-01-01T00:00",
+    )  # fmt: skip
+    return dataclasses.replace(blank, **others)
+
+
+def test_records_survive_and_are_collected_by_split(tmp_path):
+    kept = [record(), record(split=1, scores={"nll": 3.0}), record(split=2, scores=None, by_client=None, failed="no")]
+    for one in kept:
+        records.write_record(tmp_path, one)
+    assert records.read_records(tmp_path) == kept
+    table = records.collect(kept)["tables"]["clinics"]
+    assert table["splits"] == [0, 1, 2]
+    method = table["methods"]["local ridge"]
+    assert method["nll"] == [1.0, 3.0, None]
+    assert method["by_client"]["nll"] == [1.1, 1.1, None]
+    assert method["failed"] == ["no"]
+
+
+def test_scores_of_other_rows_are_left_out():
+    newer = record(method="pooled ridge", digest="new", date="2026-02-01T00:00")
+    methods = records.collect([record(), newer])["tables"]["clinics"]["methods"]
+    assert "nll" not in methods["local ridge"]
+    assert methods["pooled ridge"]["nll"] == [1.0]
+
+
+def test_a_failing_method_leaves_its_reason_and_is_not_repeated(table, tmp_path, monkeypatch):
+    def fail(*_):
+        raise NotFitted("it did not converge")
+
+    monkeypatch.setattr(jobs.rivals, "predict", fail)
+    job = Job("tables", table, 0, "mixed slopes")
+    here = Circumstances(tmp_path / "records", "0.1", None, "a CPU", 1)
+    (done,) = jobs.finished([job], here)
+    assert (done.failed, done.scores) == ("it did not converge", None)
+    assert jobs.unfinished([job], here.records, retry=False) == []
+    assert jobs.unfinished([job], here.records, retry=True) == [job]
+    clinics(seed=1).to_csv(table.path, index=False)
+    assert jobs.unfinished([job], here.records, retry=False) == [job]
+
+
+def test_a_method_with_other_defaults_is_measured_again(table, tmp_path, monkeypatch):
+    job = Job("tables", table, 0, "fedavg")
+    digest = tables.split_table(table, 0).digest
+    records.write_record(
+        tmp_path, record(method="fedavg", digest=digest, settings=ours.settings_digest("fedavg"))
+    )  # fmt: skip
+    assert jobs.unfinished([job], tmp_path, retry=False) == []
+    monkeypatch.setattr(ours, "settings_digest", lambda method: "others")
+    assert jobs.unfinished([job], tmp_path, retry=False) == [job]
+
+
+def test_a_rival_has_a_time_limit():
+    def wait():
+        with jobs.at_most(0.01):
+            time.sleep(10)
+
+    with pytest.raises(TimeoutError, match="not done"):
+        wait()
+
+
+@pytest.mark.parametrize("target", ["outcome", "cost"])
+def test_a_tiny_benchmark_from_table_to_page(table, target, tmp_path, capsys, monkeypatch):
+    quick = [*ours.choose("default"), "training.rounds=2", "training.local_steps=2", "training.evaluate_every=2"]
+    monkeypatch.setattr(ours, "choose", lambda method: quick)
+    other = {"outcome": "cost", "cost": "outcome"}[target]
+    (tmp_path / "own.toml").write_text(
+        f'[tables.clinics]\nfile = "clinics.csv"\ntarget = "{target}"\nclient = "clinic"\nignore = ["{other}"]\n'
+    )
+    methods = "default,local random forest,pooled boosting"
+    arguments = [
+        "--tables-file", str(tmp_path / "own.toml"), "--splits", "1", "--methods", methods,
+        "--records", str(tmp_path / "records"), "--out", str(tmp_path / "silos.json"),
+    ]  # fmt: skip
+    bench.main(arguments)
+    assert "0 of 3 jobs are done" in capsys.readouterr().err
+    results = json.loads((tmp_path / "silos.json").read_text())
+    found = results["tables"]["clinics"]["methods"]
+    assert found.keys() == {"default", "local random forest", "pooled boosting"}
+    assert all(len(scores["nll"]) == 1 and math.isfinite(scores["nll"][0]) for scores in found.values())
+    assert len(found["default"]["resolved"]) == 1
+    page = (tmp_path / "silos.md").read_text()
+    assert "| clinics | 3 | 60 |" in page
+    bench.main(arguments)
+    assert "3 of 3 jobs are done" in capsys.readouterr().err
+    assert (tmp_path / "silos.md").read_text() == page
+    bench.main(["--render", "--out", str(tmp_path / "silos.json")])
+    assert (tmp_path / "silos.md").read_text() == page
+
+
+def test_a_split_without_early_stopping_trains_on_validation_rows(split, tmp_path, monkeypatch):
+    written = {}
+
+    def train(experiment, folder):
+        frame = pd.read_csv(experiment.data.path)
+        written[experiment.training.patience] = sorted(frame[ours.PART].unique())
+        raise InterruptedError
+
+    monkeypatch.setattr(ours, "train", train)
+    experiment = ours.experiment_for(split, "fedavg", tmp_path / "table.csv")
+    for patience in (5, None):
+        training = dataclasses.replace(experiment.training, patience=patience)
+        changed = dataclasses.replace(experiment, training=training)
+        monkeypatch.setattr(ours, "experiment_for", lambda *_, changed=changed: changed)
+        with pytest.raises(InterruptedError):
+            ours.fit(split, "fedavg", tmp_path)
+    assert written == {5: ["test", "train", "validation"], None: ["test", "train"]}
+
+
+def test_mistakes_on_the_command_line_are_named(table, tmp_path):
+    option = ["--table", f"{table.path}:outcome:clinic", "--records", str(tmp_path / "r"), "--out", str(tmp_path / "o")]
+    for arguments, message in (
+        ([], "there are no tables"),
+        ([*option, "--methods", "fedavgg"], "no method 'fedavgg'"),
+        ([*option, "--tables", "clinic"], "no table 'clinic'"),
+        ([*option, "--protocols", "hart"], "no protocol 'hart'"),
+        ([*option, "--protocols", "heart"], "need DATA_DIR"),
+        ([*option, "--workers", "0"], "--workers is 0"),
+    ):
+        with pytest.raises(UserError, match=message):
+            bench.main(arguments)
+
+
+def test_the_page_counts_ranks_and_names_reasons():
+    def one(method, nll, **others):
+        return [record(method=method, split=k, scores={"nll": value}, **others) for k, value in enumerate(nll)]
+
+    kept = [
+        *one("default", [1.2, 1.3], resolved="pfedbayes"), *one("local ridge", [1.0, 1.1]),
+        *one("local random forest", [1.5, 1.5]), *one("pooled boosting", [1.4, 1.4]),
+        *one("mixed slopes", [1.0, 1.1], failed=None),
+    ]  # fmt: skip
+    kept[-1] = dataclasses.replace(kept[-1], scores=None, by_client=None, failed="it did not converge")
+    page = render(records.collect(kept), {"clinics": "Its columns are random."})
+    assert "on **0 of 1** tables. On **0** " in page
+    assert "On **1** the mean NLL is at or below" in page
+    assert "| clinics | 3 | 50 | 1.250 | 1.050 (ridge) | +0.200 [" in page
+    assert "- clinics, behind the best local rival (+0.200): Its columns are random." in page
+    assert "| local ridge | 1.050 | 2.0 |" in page
+    assert "| mixed slopes | **1.000** | 1.0 |" in page
+    assert "- clinics, mixed slopes, 1 of 2 splits: it did not converge" in page
+    assert "**default: pFedBayes**" in page
