@@ -26,7 +26,7 @@ from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation import models
 from pfedbayes.maths.likelihoods import Regression
-from pfedbayes.maths.metrics import METRICS, accuracy, log_average
+from pfedbayes.maths.metrics import accuracy, log_average
 from pfedbayes.maths.random import Purpose, key, normal
 from pfedbayes.maths.trees import pick
 from pfedbayes.methods import METHODS, FedAvg, PFedBayes
@@ -168,7 +168,7 @@ class TestEvaluation:
         module = mlp([3, 4, 2], "tanh")
         model = Model(Net(module if noise else WithNoise(module)), Regression(noise))
         figures = trained(PFedBayes(), 2, shards=targets, model=model).evaluate()["personal"]["mc10"]
-        assert set(figures) == set(METRICS["regression"])
+        assert set(figures) == set(Regression().metrics)
         assert torch.tensor(figures["nll"]).isfinite().all()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pfedbayes.maths import metrics, ranking
+from pfedbayes.maths import metrics, mixtures, ranking
 from pfedbayes.maths.gaussian import sigma
 
 
@@ -24,6 +25,11 @@ class Likelihood(Protocol):
     @property
     def metrics(self) -> tuple[str, ...]:
         """Names of the `scores`."""
+        ...
+
+    @property
+    def offset(self) -> float:
+        """What turns the negative log-likelihood of an example into original units of its target, by addition."""
         ...
 
     @property
@@ -44,6 +50,10 @@ class Likelihood(Protocol):
 
     def scores(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the `metrics` (..., M) of the averaged prediction of outputs (..., K, n, ...) for targets (..., n)."""
+        ...
+
+    def point(self, outputs: Tensor) -> Tensor:
+        """Return the prediction (n, ...) of one network: probabilities (n, C), or numbers as it was trained on."""
         ...
 
     def gist(self, outputs: Tensor) -> Tensor:
@@ -73,6 +83,13 @@ class Classification:
     @property
     def pooled_metrics(self) -> tuple[str, ...]:
         return metrics.RANKING if self.ranking else ()
+
+    @property
+    def offset(self) -> float:
+        return 0.0
+
+    def point(self, outputs: Tensor) -> Tensor:
+        return self.logits(outputs).softmax(-1)
 
     def logits(self, outputs: Tensor) -> Tensor:
         """Return logits (..., C), whose softmax are the probabilities of the classes."""
@@ -121,7 +138,11 @@ class Regression:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return metrics.METRICS["regression"]
+        return tuple(name for name in metrics.METRICS["regression"] if name != "crps")
+
+    @property
+    def offset(self) -> float:
+        return math.log(self.unit)
 
     @property
     def pooled_metrics(self) -> tuple[str, ...]:
@@ -135,6 +156,15 @@ class Regression:
 
     def pooled_scores(self, gist: Tensor, y: Tensor) -> Tensor:
         return gist.new_empty(0)
+
+    def point(self, outputs: Tensor) -> Tensor:
+        return self.mean_and_noise(outputs)[0]
+
+    def interval(self, outputs: Tensor, coverage: float) -> tuple[Tensor, Tensor]:
+        """Return the ends (..., n, d) of the central interval of a Gaussian with the mixture's mean and variance."""
+        predicted = metrics.moments(self, outputs)
+        reach = math.sqrt(2) * float(torch.erfinv(torch.tensor(coverage, dtype=torch.float64)))
+        return predicted.mean - reach * predicted.deviation, predicted.mean + reach * predicted.deviation
 
     def mean_and_noise(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the predicted means (..., d) and the noise standard deviation, broadcastable to them."""
@@ -156,7 +186,45 @@ class Regression:
 
 
 @dataclass(frozen=True)
-class StudentT(Regression):
+class Gaussian(Regression):
+    """One target with Gaussian noise, predicted by the mixture of the draws instead of its mean and variance."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return metrics.METRICS["regression"]
+
+    def location_scale_freedom(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the location, the logarithm of the scale, and the degrees of freedom, each (..., 1)."""
+        mean, noise = self.mean_and_noise(outputs)
+        return mean, noise.log(), torch.full_like(noise, math.inf)
+
+    def interval(self, outputs: Tensor, coverage: float) -> tuple[Tensor, Tensor]:
+        """Return the ends (..., n, 1) of the central interval of the mixture."""
+        levels = ((1 - coverage) / 2, (1 + coverage) / 2)
+        parts = [[mixtures.quantile(points, level) for level in levels] for _, points in self._points(outputs)]
+        low, high = (torch.cat(ends, -1)[..., None] for ends in zip(*parts, strict=True))
+        return low, high
+
+    def scores(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the metrics. The CRPS and the interval are those of the mixture."""
+        rmse, nll, _, *spreads = super().scores(outputs, y).unbind(-1)
+        target = y[..., 0]
+        total, inside = torch.zeros_like(rmse), torch.zeros_like(rmse)
+        for rows, points in self._points(outputs):
+            own = target[..., rows]
+            total = total + mixtures.crps(points, own).sum(-1)
+            within = (own >= mixtures.quantile(points, 0.05)) & (own <= mixtures.quantile(points, 0.95))
+            inside = inside + within.to(rmse.dtype).sum(-1)
+        size = target.shape[-1]
+        return torch.stack([rmse, nll, self.unit * total / size, 100 * inside / size, *spreads], dim=-1)
+
+    def _points(self, outputs: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        location, log_scale, freedom = (each.squeeze(-1) for each in self.location_scale_freedom(outputs))
+        return mixtures.sorted_points(location, log_scale.expand_as(location), freedom[..., 0])
+
+
+@dataclass(frozen=True)
+class StudentT(Gaussian):
     """y = f(x) + scale(x) t, with t of Student's distribution, whose tails and scale are learned.
 
     Outputs (n, 4): the location, a(x), and two numbers that are the same for every input, c and k. The scale is

@@ -18,7 +18,7 @@ RANKING = ("balanced_accuracy", "auroc", "auprc")
 # By task, all metrics that a likelihood of the task may have; `Likelihood.metrics` says which.
 METRICS = {
     "classification": ("accuracy", "nll", "brier", "ece", *RANKING, "entropy", "mutual_information"),
-    "regression": ("rmse", "nll", "coverage", "deviation", "model_deviation"),
+    "regression": ("rmse", "nll", "crps", "coverage", "deviation", "model_deviation"),
 }
 BINS = 15  # confidence bins of the calibration errors
 

@@ -61,6 +61,11 @@ METRICS = {
         undefined=True,
     ),
     "rmse": Metric("RMSE", "root mean squared error, in units of the target"),
+    "crps": Metric(
+        "CRPS",
+        "continuous ranked probability score: mean distance of predictions from the target, minus half of "
+        "their mean distance from each other, in units of the target",
+    ),
     "coverage": Metric(
         "Coverage",
         "share of targets inside the central 90 % prediction interval",
