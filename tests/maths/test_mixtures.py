@@ -48,7 +48,7 @@ def test_intervals_and_crps_are_those_of_the_mixture(draws):
         row = outputs[:, :1]
         found = StudentT(None, 3.0).scores(row, torch.tensor([[y]], dtype=torch.float64))
         values = dict(zip(StudentT().metrics, found.tolist(), strict=True))
-        assert values["crps"] == pytest.approx(3 * exact, rel=0.01)
+        assert values["crps"] == pytest.approx(3 * exact, rel=0.02)
         assert values["coverage"] == 100 * (0.05 <= cdf(y) <= 0.95)
 
 

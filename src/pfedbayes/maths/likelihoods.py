@@ -201,7 +201,10 @@ class Gaussian(Regression):
     def interval(self, outputs: Tensor, coverage: float) -> tuple[Tensor, Tensor]:
         """Return the ends (..., n, 1) of the central interval of the mixture."""
         levels = ((1 - coverage) / 2, (1 + coverage) / 2)
-        parts = [[mixtures.quantile(points, level) for level in levels] for _, points in self._points(outputs)]
+        parts = [
+            [mixtures.quantile(points, level) for level in levels]
+            for _, points in self._points(outputs, mixtures.POINTS)
+        ]
         low, high = (torch.cat(ends, -1)[..., None] for ends in zip(*parts, strict=True))
         return low, high
 
@@ -210,7 +213,7 @@ class Gaussian(Regression):
         rmse, nll, _, *spreads = super().scores(outputs, y).unbind(-1)
         target = y[..., 0]
         total, inside = torch.zeros_like(rmse), torch.zeros_like(rmse)
-        for rows, points in self._points(outputs):
+        for rows, points in self._points(outputs, mixtures.SCORED):
             own = target[..., rows]
             total = total + mixtures.crps(points, own).sum(-1)
             within = (own >= mixtures.quantile(points, 0.05)) & (own <= mixtures.quantile(points, 0.95))
@@ -218,9 +221,9 @@ class Gaussian(Regression):
         size = target.shape[-1]
         return torch.stack([rmse, nll, self.unit * total / size, 100 * inside / size, *spreads], dim=-1)
 
-    def _points(self, outputs: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    def _points(self, outputs: Tensor, size: int) -> Iterator[tuple[slice, Tensor]]:
         location, log_scale, freedom = (each.squeeze(-1) for each in self.location_scale_freedom(outputs))
-        return mixtures.sorted_points(location, log_scale.expand_as(location), freedom[..., 0])
+        return mixtures.sorted_points(location, log_scale.expand_as(location), freedom[..., 0], size)
 
 
 @dataclass(frozen=True)

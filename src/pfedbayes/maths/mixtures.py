@@ -12,7 +12,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-POINTS = 1000  # of a mixture, at least
+POINTS = 2000  # of a mixture that is predicted, at least
+SCORED = 400  # of a mixture that is scored
 GOLDEN = 0.6180339887498949
 GRID = 65  # values of 1/freedom between 0 and 1/2 for which quantiles are computed
 AT_ONCE = 2**22  # points that are sorted in one pass
@@ -80,13 +81,15 @@ def student_quantiles(freedom: Tensor, levels: int) -> Tensor:
     return torch.lerp(low, high, (place - left)[..., None]).sinh().to(freedom.dtype)
 
 
-def sorted_points(location: Tensor, log_scale: Tensor, freedom: Tensor) -> Iterator[tuple[slice, Tensor]]:
+def sorted_points(
+    location: Tensor, log_scale: Tensor, freedom: Tensor, size: int = POINTS
+) -> Iterator[tuple[slice, Tensor]]:
     """Yield slices of rows with the sorted points (..., rows, P) of mixtures.
 
-    location, log_scale: (..., K, n) of the components. freedom: (..., K), the same for all rows.
+    location, log_scale: (..., K, n) of the components. freedom: (..., K), the same for all rows. size: points at least.
     """
     draws = location.shape[-2]
-    levels = -(-POINTS // draws)
+    levels = -(-size // draws)
     quantiles = student_quantiles(freedom, levels)[..., None, :]
     step = max(1, AT_ONCE // max(1, location[..., 0].numel() * levels))
     for start in range(0, location.shape[-1], step):

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
+import math
+from typing import Any, NamedTuple
 
 from pfedbayes.data import TaskShape
 from pfedbayes.errors import UserError
-from pfedbayes.maths.likelihoods import Classification, Gaussian, Likelihood, StudentT
+from pfedbayes.maths.likelihoods import Classification, Gaussian, Likelihood, Regression, StudentT
+from pfedbayes.nets import Net
 from pfedbayes.runs.sections import NetConfig
 
 # By task, the values of net.likelihood; the first is the default.
 CHOICES: dict[str, tuple[str, ...]] = {"regression": ("student-t", "gaussian")}
+
+NAMES: dict[str, type[Any]] = {
+    "classification": Classification,
+    "regression": Regression,
+    "gaussian": Gaussian,
+    "student-t": StudentT,
+}
+WIDTHS: dict[type[Any], int] = {StudentT: 4}  # outputs that a likelihood reads, where their number is fixed
 
 
 class Outcome(NamedTuple):
@@ -42,3 +53,33 @@ def outcome_of(net: NetConfig, task: TaskShape, width: int | None) -> Outcome:
     if task.num_classes == 2 and width is None:
         return Outcome(Classification(ranking=True), outputs=1, reference=True)
     return Outcome(Classification(ranking=True), outputs=width or task.num_classes or 1)
+
+
+def as_object(likelihood: Likelihood) -> dict[str, Any]:
+    """Return the name and the numbers of a likelihood as a JSON object."""
+    name = next(name for name, kind in NAMES.items() if type(likelihood) is kind)
+    return {"name": name, **dataclasses.asdict(likelihood)}  # type: ignore[call-overload]
+
+
+def of_object(content: dict[str, Any]) -> Likelihood:
+    """Return the likelihood that `as_object` described; raise ValueError if a value is not one that it can have."""
+    kind = NAMES.get(str(content.get("name")))
+    values = {name: value for name, value in content.items() if name != "name"}
+    if kind is None or set(values) != {field.name for field in dataclasses.fields(kind)}:
+        raise ValueError(f"its likelihood {str(content)[:80]!r} is not known")
+    for name, value in values.items():
+        positive = type(value) in (int, float) and 0 < value < math.inf
+        known = type(value) is bool if name == "ranking" else positive or (name == "sigma_eps" and value is None)
+        if not known:
+            raise ValueError(f"{name} of its likelihood is {str(value)[:40]}")
+    likelihood: Likelihood = kind(**values)
+    return likelihood
+
+
+def require_width(likelihood: Likelihood, net: Net) -> None:
+    """Raise ValueError unless a network for tables has the outputs that the likelihood reads."""
+    wanted = WIDTHS.get(type(likelihood))
+    if type(likelihood) is Gaussian and net.num_outputs:
+        wanted = 1 + (likelihood.sigma_eps is None)
+    if wanted is not None and net.num_outputs != wanted:
+        raise ValueError(f"its network has {net.num_outputs} outputs, and its likelihood reads {wanted}")
