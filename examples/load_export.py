@@ -130,6 +130,10 @@ def predict(about: dict, weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor,
         freedom = 2 + 8 * tails.exp()
         means = location[..., None]
         noise = ((constant + 0.3 * varying).exp() * (freedom / (freedom - 2)).sqrt())[..., None]
+    elif kind in ("poisson", "negative-binomial"):
+        means = about["likelihood"]["unit"] * drawn[..., :1].clamp(max=15).exp()
+        spread = 1e-6 + drawn[..., 1:].clamp(max=15).exp() if kind == "negative-binomial" else torch.tensor(0.0)
+        noise = (means + spread * means.square()).sqrt()
     elif about["learned_noise"] or (kind == "gaussian" and about["sigma_eps"] is None):
         means, noise = drawn[..., :-1], nn.functional.softplus(drawn[..., -1:])
     variance = noise.square().expand_as(means).mean(0) + means.var(0, correction=0)

@@ -63,7 +63,7 @@ def run(
         str | None, typer.Option(help="The column with the client of each row, if there is not one file per client.")
     ] = None,
     task: Annotated[
-        str | None, typer.Option(help="classification or regression. Default: inferred from the target.")
+        str | None, typer.Option(help="classification, regression or count. Default: inferred from the target.")
     ] = None,
     net: Annotated[
         str | None, typer.Option(help="mlp, vgg, cnn, or your own torch.nn.Module as my_module:MyNet.")

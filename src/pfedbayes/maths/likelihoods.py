@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from pfedbayes.maths import metrics, mixtures, ranking
-from pfedbayes.maths.gaussian import sigma
+from pfedbayes.maths.gaussian import sampled, sigma
 
 
 class Likelihood(Protocol):
@@ -63,6 +63,19 @@ class Likelihood(Protocol):
     def pooled_scores(self, gist: Tensor, y: Tensor) -> Tensor:
         """Return the `pooled_metrics` (P,) of the rows of all clients."""
         ...
+
+
+class NumberLikelihood(Likelihood, metrics.Numbers, Protocol):
+    """A likelihood of numbers."""
+
+    def interval(self, outputs: Tensor, coverage: float) -> tuple[Tensor, Tensor]:
+        """Return the ends (..., n, d) of the central interval of the mixture of outputs (..., K, n, ...)."""
+        ...
+
+
+def is_of_numbers(likelihood: Likelihood) -> TypeGuard[NumberLikelihood]:
+    """Return whether a likelihood predicts numbers."""
+    return likelihood.predicts == "numbers"
 
 
 @dataclass(frozen=True)
@@ -261,8 +274,3 @@ def _student_nll(squares: Tensor, log_scale: Tensor, freedom: Tensor) -> Tensor:
     tails = (freedom + 1) / 2 * torch.log1p(squares * (-2 * log_scale).exp() / freedom)
     normaliser = torch.lgamma(freedom / 2) - torch.lgamma((freedom + 1) / 2) + 0.5 * torch.log(freedom * math.pi)
     return tails + log_scale + normaliser
-
-
-def sampled(mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
-    """Return mean + sqrt(variance) noise, with a finite gradient where the variance is 0."""
-    return torch.addcmul(mean, (variance + 1e-12).sqrt(), noise)

@@ -8,20 +8,30 @@ from typing import Any, NamedTuple
 
 from pfedbayes.data import TaskShape
 from pfedbayes.errors import UserError
+from pfedbayes.maths.counts import NegativeBinomial, Poisson
 from pfedbayes.maths.likelihoods import Classification, Gaussian, Likelihood, Regression, StudentT
 from pfedbayes.nets import Net
 from pfedbayes.runs.sections import NetConfig
 
 # By task, the values of net.likelihood; the first is the default.
-CHOICES: dict[str, tuple[str, ...]] = {"regression": ("student-t", "gaussian")}
+CHOICES: dict[str, tuple[str, ...]] = {
+    "regression": ("student-t", "gaussian"),
+    "count": ("negative-binomial", "poisson"),
+}
 
 NAMES: dict[str, type[Any]] = {
     "classification": Classification,
     "regression": Regression,
     "gaussian": Gaussian,
     "student-t": StudentT,
+    "poisson": Poisson,
+    "negative-binomial": NegativeBinomial,
 }
-WIDTHS: dict[type[Any], int] = {StudentT: 4}  # outputs that a likelihood reads, where their number is fixed
+WIDTHS: dict[type[Any], int] = {
+    StudentT: 4,
+    Poisson: 1,
+    NegativeBinomial: 2,
+}  # outputs that a likelihood reads, where their number is fixed
 
 
 class Outcome(NamedTuple):
@@ -44,6 +54,10 @@ def outcome_of(net: NetConfig, task: TaskShape, width: int | None) -> Outcome:
         remedy = f"choose one of {', '.join(choices)}" if choices else "leave it out"
         raise UserError(f"net.likelihood is {net.likelihood!r}, but the task is {name}: {remedy}")
     chosen = str(net.likelihood or (choices[0] if choices else ""))
+    if name == "count" and task.target is not None:
+        if chosen == "poisson":
+            return Outcome(Poisson(task.target.rate), outputs=1)
+        return Outcome(NegativeBinomial(task.target.rate), outputs=1, constants=1)
     if name == "regression":
         if net.sigma_eps is not None:
             return Outcome(Gaussian(net.sigma_eps / task.unit, task.unit), outputs=1)

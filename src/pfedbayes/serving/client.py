@@ -21,7 +21,7 @@ from pfedbayes.data.own.new_rows import read_chunks
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Which
 from pfedbayes.evaluation.posterior import OutputFunction, Weights
-from pfedbayes.maths.likelihoods import Likelihood, Regression
+from pfedbayes.maths.likelihoods import Likelihood, is_of_numbers
 from pfedbayes.maths.metrics import confidence, decompose_uncertainty, log_average, moments
 from pfedbayes.runs.sections import NetConfig
 from pfedbayes.serving.tables import open_table
@@ -176,7 +176,7 @@ class Predictor:
         }
 
     def _numbers(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
-        assert isinstance(self.client.likelihood, Regression)  # noqa: S101, checked by `columns`
+        assert is_of_numbers(self.client.likelihood)  # noqa: S101, checked by `columns`
         target, likelihood = self.client.preprocessing.target, self.client.likelihood
         predicted = moments(likelihood, outputs)
         low, high = conformal.interval(predicted, self.guarantees.sets)
