@@ -214,7 +214,7 @@ class FederationRecord:
         absent = [i for i in range(len(self._members)) if i not in scores]
         if len(absent) == len(self._members):
             return
-        scored = table(scores, len(self._members), available_models(self._method), self._model.likelihood.task)
+        scored = table(scores, len(self._members), available_models(self._method), self._model.likelihood.metrics)
         self._writer.append(runs.RoundRecord(round, self.clock.seconds(), absent=absent, **scored))
         self.logged.add(round)
 

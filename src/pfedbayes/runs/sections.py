@@ -39,6 +39,8 @@ class NetConfig:
     """Normalisation layers of the VGG."""
     init: Init | None = None
     """See `Net.init`. Default: what the method's paper uses."""
+    likelihood: Literal["student-t", "gaussian", "negative-binomial", "poisson"] | None = None
+    """Distribution of a target, with the network for tables. Default: the first of its task."""
     sigma_eps: Positive[float] | None = None
     """Noise of a regression, in units of its target. Default: learned."""
     settings: Mapping[str, Any] = field(default_factory=dict)
