@@ -143,8 +143,9 @@ def wrap(command: str) -> str:
 
 
 def short(cell: str) -> str:
-    """Shorten a number to four decimals."""
-    return f"{float(cell):.4f}" if re.fullmatch(r"\d\.\d{5,}|\d+(\.\d+)?e-\d+", cell) else cell
+    """Shorten a number to four decimals, and keep a bar from ending the cell."""
+    is_long = re.fullmatch(r"\d\.\d{5,}|\d+(\.\d+)?e-\d+", cell)
+    return f"{float(cell):.4f}" if is_long else cell.replace("|", "\\|")
 
 
 def commands(output: str) -> list[dict[str, str]]:
