@@ -2,6 +2,7 @@
 
     python scripts/write_examples.py             run all examples (minutes), then write their pages
     python scripts/write_examples.py mnist       run this one
+    python scripts/write_examples.py schools --schools school.csv
     python scripts/write_examples.py --no-run    write the pages again from the JSON files of earlier runs
 
 docs/examples/NAME.json keeps what a run printed and measured. Pages and figures depend on it alone; a test checks this.
@@ -12,7 +13,6 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
-import itertools
 import json
 import os
 import re
@@ -33,15 +33,15 @@ from pfedbayes.report.charts import Figure
 ROOT = Path(__file__).parents[1]
 TEMPLATES = ROOT / "scripts" / "pages"
 FOLDER = ROOT / "docs" / "examples"
-NAMES = ("breast_cancer", "diabetes", "mnist")
+NAMES = ("four_hospitals", "schools", "mnist")
 NOTE = "*`make examples` writes this page from a real run; edit its template in scripts/pages.*"
 Story = dict[str, Any]
 
 
-def tell(name: str) -> Story:
+def tell(name: str, *arguments: str) -> Story:
     """Run an example in an empty folder; return what it printed and the files it wrote."""
     with tempfile.TemporaryDirectory() as empty:
-        command = [sys.executable, str(ROOT / "examples" / f"{name}.py")]
+        command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *arguments]
         environment = os.environ | {"COLUMNS": "100", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
         done = subprocess.run(
             command,
@@ -103,7 +103,7 @@ def head(path: Path) -> Story:
 
 def render(name: str, story: Story) -> dict[str, str]:
     """Return the page and the figures, by file name."""
-    figures = drawings(name, story)
+    figures = report.all_figures(run_of(name, story["run"]))
     templates = Environment(loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, autoescape=False)  # noqa: S701
     page = templates.get_template(f"{name}.md").render(
         note=NOTE,
@@ -117,32 +117,6 @@ def render(name: str, story: Story) -> dict[str, str]:
     )
     drawn = {f"{name}_{key}.svg": charts.standalone(figure.svg) for key, figure in figures.items()}
     return {f"{name}.md": page.rstrip() + "\n", **drawn}
-
-
-def drawings(name: str, story: Story) -> dict[str, Figure]:
-    if story["run"]:
-        return report.all_figures(run_of(name, story["run"]))
-    return intervals(story["tables"]["predictions"]["rows"])
-
-
-def intervals(rows: Sequence[Sequence[str]]) -> dict[str, Figure]:
-    """Return one figure per group: predictions with intervals, and measured values, of its first patients."""
-    figures = {}
-    for key, (name, patients) in enumerate(itertools.groupby(rows, key=lambda row: row[0]), start=1):
-        title = f"Progression, age {name}"
-        groups = []
-        for k, (_, *numbers) in enumerate(itertools.islice(patients, 10), start=1):
-            predicted, low, high, measured = map(float, numbers)
-            groups.append(charts.Group(f"patient {k}", [predicted, measured], [(high - low) / 2, 0.0]))
-        svg = charts.bar_chart(
-            title,
-            {"predicted": 0, "measured": 1},
-            groups,
-            value_label="progression a year later",
-            description=f"{len(groups)} patients that were held out, with 90 % intervals.",
-        )
-        figures[f"group_{key}"] = Figure(title, svg, "Whiskers: the 90 % interval.")
-    return figures
 
 
 def picture(name: str, key: str, figure: Figure) -> str:
@@ -169,8 +143,9 @@ def wrap(command: str) -> str:
 
 
 def short(cell: str) -> str:
-    """Shorten a number to four decimals."""
-    return f"{float(cell):.4f}" if re.fullmatch(r"\d\.\d{5,}|\d+(\.\d+)?e-\d+", cell) else cell
+    """Shorten a number to four decimals, and keep a bar from ending the cell."""
+    is_long = re.fullmatch(r"\d\.\d{5,}|\d+(\.\d+)?e-\d+", cell)
+    return f"{float(cell):.4f}" if is_long else cell.replace("|", "\\|")
 
 
 def commands(output: str) -> list[dict[str, str]]:
@@ -186,10 +161,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(NAMES)}; default: all")
     parser.add_argument("--no-run", action="store_true", help="write the pages without running the examples")
+    parser.add_argument("--schools", metavar="FILE", type=Path, help="run schools.py with this file; else it is kept")
     arguments = parser.parse_args()
     names = arguments.names or NAMES
+    given = {"schools": [str(arguments.schools.resolve())]} if arguments.schools else {}
+    run = [] if arguments.no_run else [name for name in names if name != "schools" or given]
     # Run all before anything is written, so that every run records a clean commit.
-    told = {} if arguments.no_run else {name: tell(name) for name in names}
+    told = {name: tell(name, *given.get(name, [])) for name in run}
     for name in names:
         if name in told:
             runs.write_file(FOLDER / f"{name}.json", json.dumps(told[name], ensure_ascii=False) + "\n")

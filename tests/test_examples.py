@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from pfedbayes import runs
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -23,30 +25,40 @@ def table(path):
         return list(csv.DictReader(file))
 
 
-def test_breast_cancer_goes_from_a_csv_to_predictions_that_may_abstain(tmp_path):
-    output = run("breast_cancer.py", tmp_path, "--set", "training.rounds=20")
+def test_four_hospitals_go_from_a_csv_to_predictions_that_may_abstain(tmp_path):
+    output = run("four_hospitals.py", tmp_path, "--set", "training.rounds=20", "--set", "method.anneal=80")
+    names = ["cleveland", "hungarian", "switzerland", "va"]
     result = runs.read_run(tmp_path / "run")
-    assert result.info.clients == ["city", "town", "university", "village"]
-    assert min(result.rounds[-1].personal["mc10"]["accuracy"][0]) > 80
-    for name in ("town", "harbour"):
-        rows = table(tmp_path / f"{name}_predicted.csv")
-        assert len(rows) == len(table(tmp_path / f"{name}_new.csv")) > 15
-        assert all(abs(float(row["p_benign"]) + float(row["p_malignant"]) - 1) < 1e-5 for row in rows)
-        answered = sum(row["abstain"] == "false" for row in rows)
-        assert re.search(rf"^{name}: {len(rows)} new tumours, {answered} of them answered", output, re.MULTILINE)
+    assert result.info.clients == names
+    assert {record.client for record in result.summary.joining} == set(names)
+    assert np.mean(result.rounds[-1].personal["mc100"]["accuracy"][0]) > 65
+    assert runs.read_run(tmp_path / "three").info.clients == [name for name in names if name != "switzerland"]
+    rows = table(tmp_path / "cleveland_predicted.csv")
+    assert len(rows) == 61
+    assert all(abs(float(row["p_no"]) + float(row["p_yes"]) - 1) < 1e-5 for row in rows)
+    answered = sum(row["abstain"] == "false" for row in rows)
+    found = re.findall(r"^(\w+): (\d+) new patients, (\d+) of them answered, (\d+) of these", output, re.MULTILINE)
+    assert found[0][:3] == ("cleveland", "61", str(answered))
+    assert found[1][:2] == ("switzerland", "41")
+    assert all(int(right) <= int(answers) for *_, answers, right in found)
     assert re.search(r"^certificate: with 95% confidence", output, re.MULTILINE)
 
 
-def test_diabetes_is_predicted_in_its_own_units(tmp_path):
-    output = run("diabetes.py", tmp_path, 5)
-    errors = [float(text) for text in re.findall(r"off by (\d+) with its own", output)]
-    assert len(errors) == 4
-    assert 30 < sum(errors) / 4 < 77  # the standard deviation is what a guess of the mean is off by
-    rows = table(tmp_path / "predictions.csv")
-    assert {row["age"] for row in rows} == {"under 38", "38 to 49", "50 to 59", "60 and more"}
-    assert all(float(row["low"]) < float(row["predicted"]) < float(row["high"]) for row in rows)
-    width = sum(float(row["high"]) - float(row["low"]) for row in rows) / len(rows)
-    assert 100 < width < 500
+def test_schools_predict_scores_with_intervals_and_let_a_school_join(tmp_path):
+    rng, source = np.random.default_rng(0), tmp_path / "school.csv"
+    sizes = {"a": 30, "b": 40, "c": 50, "d": 60}
+    with source.open("w", newline="") as file:
+        pupils = csv.writer(file)
+        pupils.writerow(["f0", "f1", "score", "school"])
+        for k, (name, count) in enumerate(sizes.items()):
+            for first, second in rng.normal(size=(count, 2)):
+                pupils.writerow([f"{first:.3f}", f"{second:.3f}", f"{20 + 5 * first + k + rng.normal():.1f}", name])
+    output = run("schools.py", source, tmp_path / "out", "--set", "training.rounds=20", "--set", "method.anneal=80")
+    assert runs.read_run(tmp_path / "out" / "run").info.clients == ["a", "c", "d"]
+    inside, new = map(int, re.search(r"^d: (\d+) of (\d+) new pupils lie within", output, re.MULTILINE).groups())
+    assert new == 10
+    assert inside >= 6
+    assert "b: own model trained on 28 rows; 12 rows held out for calibration" in output
 
 
 def test_mnist_tells_how_sure_clients_are_of_digits_that_they_have_never_seen(tmp_path):

@@ -27,7 +27,7 @@ QUIET = (
 )  # fmt: skip
 PAGES = (
     "index", "own_data", "choosing", "methods", "report", "uncertainty", "theory", "design", "api", "contributing",
-    "examples/breast_cancer", "examples/diabetes", "examples/mnist", "results/table1", "results/speed",
+    "examples/four_hospitals", "examples/schools", "examples/mnist", "results/table1", "results/speed",
 )  # fmt: skip
 
 

@@ -96,6 +96,14 @@ def test_everybody_joins_is_a_sentence(make_run: MakeRun) -> None:
     assert joining.lead(run)[-1] == "By default every client uses its joined model."
 
 
+@pytest.mark.parametrize(("names", "whom"), [("ab", "any of the 2 clients"), ("a", "the client")])
+def test_too_little_evidence_for_all_is_a_sentence(make_run: MakeRun, names: str, whom: str) -> None:
+    run = with_summary(make_run(clients=len(names)), joining=joining_records([*names], [0.0] * len(names)))
+    assert joining.lead(run)[0] == (
+        f"There is too little evidence to tell for {whom} whether its joined model is better than one alone."
+    )
+
+
 def test_the_terminal_shows_the_largest_changes_and_counts_the_rest(make_run: MakeRun) -> None:
     names = [f"c{i}" for i in range(14)]
     differences = [0.1 - 0.02 * i for i in range(14)]
@@ -211,6 +219,15 @@ def test_a_better_model_than_the_own_one_is_named(make_run: MakeRun) -> None:
         "On Hungary’s data, Switzerland’s model (0.36) does better than Hungary’s own (0.38).",
         "Switzerland’s model does best on Cleveland’s data after its own.",
     ]
+
+
+def test_a_model_that_is_better_by_less_than_is_shown_does_as_well(make_run: MakeRun) -> None:
+    scores: list[list[float | None]] = [[0.30, 0.40, 0.9], [0.35, 0.401, 0.8], [0.8, 0.6, 0.5]]
+    run = with_summary(make_run(), cross_site=CrossSite("nll", NAMES[:3], [9, 9, 9], scores))
+    assert "does better" not in " ".join(cross_site.lead(run))
+    scores[2][1], scores[1][2] = 0.399, 0.95
+    run = with_summary(make_run(), cross_site=CrossSite("nll", NAMES[:3], [9, 9, 9], scores))
+    assert "On Hungary’s data, Switzerland’s model does as well as Hungary’s own (0.40)." in cross_site.lead(run)
 
 
 def test_a_metric_that_is_larger_for_better_models_is_turned_round(make_run: MakeRun) -> None:

@@ -17,7 +17,7 @@ import pytest
 from pfedbayes.errors import UserError
 from pfedbayes.report import describe, render, write
 from pfedbayes.runs.folder import Run
-from pfedbayes.runs.schema import Answer, Example
+from pfedbayes.runs.schema import Answer, Example, Reliability
 
 MakeRun = Callable[..., Run]
 VOID = {"meta", "img", "br"}
@@ -248,6 +248,19 @@ def test_many_classes_show_the_truth_and_the_likely_ones(make_run: MakeRun) -> N
 )
 def test_calibration_in_words(ece: float, judgement: str) -> None:
     assert describe.judge_calibration(ece).startswith(judgement)
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(20, "show no miscalibration that 20 test predictions could prove"), (2000, "are badly miscalibrated and under")],
+)
+def test_few_predictions_prove_no_miscalibration(score_run: MakeRun, count: int, words: str) -> None:
+    run = score_run({"mc10": {"accuracy": [[80.0, 80.0]], "ece": [[0.2, 0.2]]}})
+    assert run.summary is not None
+    bins = Reliability([0.7, None], [0.85, None], [count, 0])
+    run = dataclasses.replace(run, summary=dataclasses.replace(run.summary, reliability={"personal": bins}))
+    (sentence,) = [each for each in describe.lead(run) if "ECE" in each]
+    assert sentence == f"The personal models {words}{'confident' * (count > 20)} (ECE\N{NO-BREAK SPACE}0.150)."
 
 
 def test_the_lead_compares_personal_and_shared_models(score_run: MakeRun) -> None:

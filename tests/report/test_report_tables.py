@@ -109,6 +109,16 @@ def test_calibration_of_a_diagram_by_hand() -> None:
     assert tables.pooled_ece(Reliability([None], [None], [0])) == 0
 
 
+def test_a_calibrated_model_rarely_has_a_larger_error_than_chance() -> None:
+    rng, confidence, count = np.random.default_rng(0), np.array([0.55, 0.7, 0.85, 0.95]), np.array([20, 40, 60, 80])
+    found = []
+    for accuracy in rng.binomial(count, confidence, (2000, 4)) / count:
+        bins = Reliability([*confidence.tolist(), None], [*accuracy.tolist(), None], [*count.tolist(), 0])
+        found.append(tables.pooled_ece(bins) > tables.ece_by_chance(bins))
+    assert 0.03 < np.mean(found) < 0.08
+    assert tables.ece_by_chance(Reliability([None], [None], [0])) == 0
+
+
 @pytest.mark.parametrize(
     ("name", "title"),
     [("mc10", "average of 10 samples"), ("one", "one sample"), ("mean", "mean network"), ("new", "new")],

@@ -40,10 +40,13 @@ def lead(run: Run) -> list[str]:
     ]
     for j, i in sorted(best.items(), key=lambda item: -others[item[1], item[0]]):
         if gain[i, j] > 0:
-            own, other = (f"({_amount(matrix, k, j)})" for k in (j, i))
-            sentences.append(
-                f"On {names[j]}’s data, {names[i]}’s model {other} does better than {names[j]}’s own {own}."
-            )
+            own, other = (_amount(matrix, k, j) for k in (j, i))
+            if own != other:
+                sentences.append(
+                    f"On {names[j]}’s data, {names[i]}’s model ({other}) does better than {names[j]}’s own ({own})."
+                )
+            elif j not in told:
+                sentences.append(f"On {names[j]}’s data, {names[i]}’s model does as well as {names[j]}’s own ({own}).")
         elif j not in told:
             sentences.append(f"{names[i]}’s model does best on {names[j]}’s data after its own.")
     return sentences[: _MOST_SENTENCES + 1]

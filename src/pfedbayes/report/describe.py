@@ -118,14 +118,22 @@ def _worst_name(run: Run, model: str, name: str) -> str:
 def _calibration(run: Run, rows: Sequence[Row]) -> str:
     clauses = []
     for row in rows:
-        verb = "are" if row.model == "personal" else "is"
-        ece = row.mean["ece"].value
+        several = row.model == "personal"
         bins = run.summary.reliability.get(row.model) if run.summary else None
+        # The mean over clients of small test sets is too large: each bin of a client holds few predictions.
+        ece = row.mean["ece"] if bins is None else Estimate(tables.pooled_ece(bins), None)
+        shown = f"(ECE\N{NO-BREAK SPACE}{amount('ece', ece)})"
+        if bins and ece.value <= tables.ece_by_chance(bins):
+            count = f"{sum(bins.count):,.0f} test predictions"
+            clauses.append(
+                f"the {_TITLE[row.model]} show{'s' * (not several)} no miscalibration that {count} could prove {shown}"
+            )
+            continue
         tendency = ""
-        if bins and ece > 0.02:
+        if bins and ece.value > 0.02:
             tendency = f" and {'over' if tables.overconfidence(bins) > 0 else 'under'}confident"
-        judged = f"{judge_calibration(ece)}{tendency} (ECE\N{NO-BREAK SPACE}{amount('ece', row.mean['ece'])})"
-        clauses.append(f"the {_TITLE[row.model]} {verb} {judged}")
+        verb = "are" if several else "is"
+        clauses.append(f"the {_TITLE[row.model]} {verb} {judge_calibration(ece.value)}{tendency} {shown}")
     sentence = "; ".join(clauses)
     return f"{sentence[0].upper()}{sentence[1:]}."
 

@@ -39,6 +39,9 @@ def lead(run: Run) -> list[str]:
         f"trains alone, for {counts['worse']:,} it is worse, and for {counts['no difference shown']:,} there is too "
         "little evidence to tell."
     )
+    if counts["no difference shown"] == len(ours):
+        whom = f"any of the {len(ours):,} clients" if len(ours) > 1 else "the client"
+        first = f"There is too little evidence to tell for {whom} whether its joined model is better than one alone."
     if not alone:
         return [first, "By default every client uses its joined model."]
     names = f" ({', '.join(alone)})" if len(alone) <= 3 else ""

@@ -321,6 +321,16 @@ def pooled_ece(bins: Reliability) -> float:
     return float(np.abs(_gaps(bins)).sum())
 
 
+def ece_by_chance(bins: Reliability) -> float:
+    """Return the 95 % quantile of the error that a calibrated model shows by chance (normal approximation)."""
+    confidence, count = (numbers(each)[numbers(bins.count) > 0] for each in (bins.confidence, bins.count))
+    variance = count * confidence * (1 - confidence)
+    # The gap of a bin is half-normal: its mean is sqrt(2 / pi) and its variance 1 - 2 / pi, in standard deviations.
+    mean = math.sqrt(2 / math.pi) * np.sqrt(variance).sum()
+    deviation = math.sqrt((1 - 2 / math.pi) * variance.sum())
+    return float((mean + 1.645 * deviation) / count.sum()) if len(count) else 0.0
+
+
 def overconfidence(bins: Reliability) -> float:
     """Return mean confidence minus accuracy of a reliability diagram: positive for an overconfident model."""
     return float(_gaps(bins).sum())
