@@ -277,7 +277,7 @@ def table_model(fitted: Preprocessing, method: Method) -> Model:
     """Build the model that `pfedbayes run` builds for tables with this preprocessing, where no table is at hand."""
     target = fitted.target
     num_classes = None if target.classes is None else len(target.classes)
-    task = TaskShape(fitted.shape, num_classes, 1, target.deviation, fitted.pieces)
+    task = TaskShape(fitted.shape, num_classes, 1, target.deviation, fitted.pieces, target)
     return build_model(_settle(NetConfig(), method, "table", (TABLE_WIDTH,)), task, method)
 
 
