@@ -35,6 +35,7 @@ DECLARED = {
     "pfedme": {"personal": True, "trains": "all"},
     "heurfedamp": {"personal": True, "shared": False, "averages": False, "trains": "all"},
     "pfedgp": {
+        "at_once": 5,
         "personal": True,
         "shared": False,
         "full_batch": True,
@@ -148,7 +149,7 @@ def test_what_a_method_declares(name):
 
 def test_what_is_said_of_every_method():
     assert About("a", "b", "c") == ("a", "b", "c", False, True, False, False, True)
-    assert Needs() == (False,) * 8 + (None, None, 1, None)
+    assert Needs() == (False,) * 8 + (None, None, None, 1, None)
     assert Habits() == ("torch", "signed", "chosen")
 
 
