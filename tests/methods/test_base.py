@@ -36,7 +36,6 @@ DECLARED = {
     "pfedme": {"personal": True, "trains": "all"},
     "heurfedamp": {"personal": True, "shared": False, "averages": False, "trains": "all"},
     "pfedgp": {
-        "at_once": 5,
         "personal": True,
         "shared": False,
         "full_batch": True,

@@ -134,7 +134,7 @@ class Net:
         noise: Tensor,
         of_outputs: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, Tensor] | None:
-        """Return the gradients of a loss in mean and variance (T,), see `TableNet.gradients`; None for another network."""
+        """Return the gradients of a loss in mean and variance (T,), see `TableNet.gradients`; None for other nets."""
         if not isinstance(self._plain, TableNet):
             return None
         means, variances = (dict(zip(self._names, self._parts(each), strict=True)) for each in (mean, variance))
