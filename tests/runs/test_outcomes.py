@@ -75,3 +75,21 @@ def test_a_class_that_one_client_has_is_no_problem(tmp_path):
     folder = run(tmp_path, table.drop(columns="visits"), "kind")
     found = package.open_client(folder, "c").predict(table.drop(columns=["visits", "kind"]))
     assert {"p_old", "p_unknown", "p_young"} <= set(found)
+
+
+def test_ordered_classes_from_table_to_export(tmp_path):
+    table = visits().drop(columns="visits")
+    table["grade"] = np.select([table["age"] < -0.3, table["age"] < 0.4], ["low", "mid"], "high")
+    with pytest.raises(UserError, match="has the classes high, low, mid: list each of them once in --order"):
+        run(tmp_path, table, "grade", "data.task=ordinal")
+    folder = run(tmp_path, table, "grade", "data.task=ordinal", 'data.order=["low", "mid", "high"]')
+    client = package.open_client(folder, "a")
+    assert client.preprocessing.target.classes == ("low", "mid", "high")
+    new = table.drop(columns="grade")
+    ours = pandas.DataFrame(client.predict(new))
+    assert (ours["label"] == table["grade"]).mean() > 0.6
+    np.testing.assert_allclose(ours[["p_low", "p_mid", "p_high"]].sum(axis=1), 1, rtol=1e-5)
+    assert write([folder], tmp_path / "report.html").stat().st_size > 10_000
+    export(client, tmp_path / "a.safetensors")
+    again = package.open_client(tmp_path / "a.safetensors")
+    pandas.testing.assert_frame_equal(ours, pandas.DataFrame(again.predict(new)))
