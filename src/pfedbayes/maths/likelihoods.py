@@ -82,6 +82,19 @@ def is_of_numbers(likelihood: Likelihood) -> TypeGuard[NumberLikelihood]:
     return likelihood.predicts == "numbers"
 
 
+class LabelLikelihood(Likelihood, Protocol):
+    """A likelihood of classes."""
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Return logits (..., C), whose softmax are the probabilities of the classes."""
+        ...
+
+
+def is_of_labels(likelihood: Likelihood) -> TypeGuard[LabelLikelihood]:
+    """Return whether a likelihood predicts classes."""
+    return likelihood.predicts == "labels"
+
+
 @dataclass(frozen=True)
 class Classification:
     """Softmax classification: outputs (n, C) are logits, y (n,) are labels."""
