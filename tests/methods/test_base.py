@@ -73,7 +73,7 @@ DEFAULTS = {
         "sigma_by_size": 0.0,
     },
     "hierarchical": {
-        "eta_mean": 0.03,
+        "eta_mean": 0.05,
         "eta_rho": 0.05,
         "anneal": None,
         "spread": 0.3,

@@ -126,7 +126,7 @@ class Upload(NamedTuple):
 class Hierarchical(Method):
     """A hierarchical Bayesian model with learned scales. It has no weight of the KL term to choose."""
 
-    eta_mean: NonNegative[float] = 0.03
+    eta_mean: NonNegative[float] = 0.05
     """Learning rate of means."""
     eta_rho: NonNegative[float] = 0.05
     """Learning rate of rhos, which are the logarithms of small standard deviations."""

@@ -68,12 +68,13 @@ def figure(run: Run) -> Figure | None:
 
 def order_clients(matrix: CrossSite) -> list[int]:
     """Return the order in which clients are shown: as they are, or neighbours alike if there are too many to read."""
-    from scipy.cluster.hierarchy import leaves_list, linkage  # noqa: PLC0415, takes half as long as torch to import
-    from scipy.spatial.distance import pdist  # noqa: PLC0415
-
     clients = len(matrix.names)
     if clients <= _MOST_NUMBERS:
         return list(range(clients))
+    # Imported lazily: it takes half as long as torch.
+    from scipy.cluster.hierarchy import leaves_list, linkage  # noqa: PLC0415
+    from scipy.spatial.distance import pdist  # noqa: PLC0415
+
     gain = np.nan_to_num(_gains(matrix)[:clients])
     order: list[int] = leaves_list(linkage(pdist(gain), "average", optimal_ordering=True)).tolist()
     return order

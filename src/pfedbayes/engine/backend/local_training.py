@@ -22,6 +22,8 @@ from pfedbayes.memory import in_memory
 from pfedbayes.methods.base import Method, Shard, State
 from pfedbayes.nets import Batch, Model
 
+NUMBERS_OF_A_ROUND = 2**22  # of all mini-batches of a round, if they are gathered at once
+
 Step = tuple[tuple[Batch, ...], Tensor]  # the batches and the noise of a local step
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -148,7 +150,11 @@ class LocalTraining:
         return _trained(*stack(results))
 
     def _all_at_once(self, clients: State, received: State, shard: Shard, work: Work) -> Trained:
-        train = partial(client_round, self._method, self._model, clients, received, shard, over=torch.func.vmap)
+        alone = partial(client_round, self._method, self._model)
+        if not self._plan.compile and work.rows.numel() * self._x[0].numel() <= NUMBERS_OF_A_ROUND:
+            # Small networks take longer to map than to compute, so all steps are mapped at once.
+            return _trained(*torch.func.vmap(alone)(clients, received, shard, list(self._steps(work))))
+        train = partial(alone, clients, received, shard, over=torch.func.vmap)
         if not self._plan.compile:
             return _trained(*train(steps=self._steps(work)))
         recipes = (
