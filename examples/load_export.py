@@ -66,6 +66,33 @@ def encode(about: dict, rows: list[dict[str, str]]) -> Tensor:
     return torch.cat([*inputs, *pieces], dim=1)
 
 
+class TableNet(nn.Module):
+    """The package's network for tables: f(x, z) = b + W x + Z z + U silu(V x + c)."""
+
+    def __init__(self, plain: int, pieces: int, hidden: int, outputs: int, constants: int, reference: bool) -> None:
+        super().__init__()
+        self.plain, self.reference = plain, reference
+        self.hidden = nn.Linear(plain, hidden)
+        self.constants = nn.Parameter(torch.zeros(constants)) if constants else None
+        self.head = nn.Linear(plain + pieces + hidden, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        units = nn.functional.silu(self.hidden(x[:, : self.plain]))
+        parts = [self.head(torch.cat([x, units], dim=1))]
+        if self.reference:
+            parts.insert(0, torch.zeros(len(x), 1, dtype=x.dtype))
+        if self.constants is not None:
+            parts.append(self.constants.expand(len(x), -1))
+        return torch.cat(parts, dim=1)
+
+
+def build(layers: list) -> nn.Module:
+    """Return the network that the layers describe."""
+    if layers[0][0] == "TableNet":
+        return TableNet(**layers[0][1])
+    return nn.Sequential(*(getattr(nn, name)(**arguments) for name, arguments in layers))
+
+
 def outputs(about: dict, weights: dict[str, Tensor], x: Tensor, network: nn.Module | None = None) -> Tensor:
     """Return the outputs (K, n, ...) of K networks drawn from the client's model, at inputs (n, ...).
 
@@ -78,7 +105,7 @@ def outputs(about: dict, weights: dict[str, Tensor], x: Tensor, network: nn.Modu
         generator = torch.Generator().manual_seed(about["seed"])
         noise = torch.randn(about["draws"], len(weights["mean"]), dtype=thetas.dtype, generator=generator)
         thetas = thetas + weights["deviation"] * noise
-    network = network or nn.Sequential(*(getattr(nn, name)(**arguments) for name, arguments in about["layers"]))
+    network = network or build(about["layers"])
     shapes = [torch.Size(shape) for _, shape in about["parameters"]]
     results = []
     for theta in thetas:
@@ -97,7 +124,17 @@ def predict(about: dict, weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor,
         chances = drawn.softmax(-1)
         return chances.mean(0), chances.std(0, correction=0)
     means, noise = drawn, torch.tensor(about["sigma_eps"] or 0.0)
-    if about["learned_noise"]:
+    kind = (about.get("likelihood") or {}).get("name")
+    if kind == "student-t":
+        location, varying, constant, tails = drawn.unbind(-1)
+        freedom = 2 + 8 * tails.exp()
+        means = location[..., None]
+        noise = ((constant + 0.3 * varying).exp() * (freedom / (freedom - 2)).sqrt())[..., None]
+    elif kind in ("poisson", "negative-binomial"):
+        means = about["likelihood"]["unit"] * drawn[..., :1].clamp(max=15).exp()
+        spread = 1e-6 + drawn[..., 1:].clamp(max=15).exp() if kind == "negative-binomial" else torch.tensor(0.0)
+        noise = (means + spread * means.square()).sqrt()
+    elif about["learned_noise"] or (kind == "gaussian" and about["sigma_eps"] is None):
         means, noise = drawn[..., :-1], nn.functional.softplus(drawn[..., -1:])
     variance = noise.square().expand_as(means).mean(0) + means.var(0, correction=0)
     return means.mean(0) * target["deviation"] + target["mean"], variance.sqrt() * target["deviation"]

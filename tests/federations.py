@@ -16,6 +16,7 @@ from pfedbayes.maths.random import Purpose, choose, key, normal
 from pfedbayes.maths.trees import leaves, pick, stack, tree_map
 from pfedbayes.methods import Method
 from pfedbayes.methods.base import Shard
+from pfedbayes.methods.hierarchical import with_schedule
 from pfedbayes.nets import Batch, Model, Net, mlp
 
 SIZES = (23, 4, 11, 7, 16)  # unequal; the second client has less than a batch
@@ -131,6 +132,7 @@ def train_alone(
     model: Model | None = None,
 ) -> Alone:
     """Train a federation in float64, one client at a time: no client axis, no padding, no engine."""
+    method = with_schedule(method, training.rounds * training.local_steps)
     shards, model = shards or make_shards(), model or model_for(method)
     if method.needs.pooled_data:
         shards = pooled(shards)

@@ -34,16 +34,18 @@ if TYPE_CHECKING:
         Pooled,
     )
     from pfedbayes.nets import Model, Net, WithNoise, cnn, mlp, vgg
+    from pfedbayes.runs.experiment import table_model
     from pfedbayes.runs.saving import load, read_preprocessing, save
     from pfedbayes.serving import join, open_client
 
 __version__ = "0.1.0"
 __all__ = [
-    "METHODS", "BNFed", "Classification", "DataConfig", "Ditto", "Diverged", "FedAvg", "FedAvgFT", "FedPer", "FedProx",
-    "FedRep", "Federation", "HeurFedAMP", "Hierarchical", "Local", "Method", "Model", "Net", "PFedBayes", "PFedGP", "PFedMe",
-    "PerFedAvg", "Plan", "Pooled", "Preprocessing", "Regression", "Shards", "Training", "UserError", "WithNoise", "cnn",
-    "join", "load", "load_shards", "mlp", "open_client", "read_inputs", "read_preprocessing", "save",
-    "shards_from_tables", "vgg",
+    "METHODS", "BNFed", "Classification", "DataConfig", "Ditto", "Diverged", "FedAvg", "FedAvgFT", "FedPer",
+    "FedProx", "FedRep", "Federation", "HeurFedAMP", "Hierarchical", "Local", "Method", "Model", "Net", "PFedBayes",
+    "PFedGP", "PFedMe", "PerFedAvg", "Plan", "Pooled", "Preprocessing", "Regression", "Shards", "Training",
+    "UserError", "WithNoise", "cnn", "join", "load", "load_shards", "mlp", "open_client", "read_inputs",
+    "read_preprocessing", "save", "shards_from_tables",
+    "table_model", "vgg",
 ]  # fmt: skip
 
 _HOME = {
@@ -52,10 +54,11 @@ _HOME = {
     "errors": ("Diverged", "UserError"),
     "maths.likelihoods": ("Classification", "Regression"),
     "methods": (
-        "METHODS", "Method", "PFedBayes", "FedAvg", "FedProx", "BNFed", "PerFedAvg", "PFedMe", "HeurFedAMP", "Hierarchical", "PFedGP",
-        "Local", "Pooled", "FedAvgFT", "Ditto", "FedPer", "FedRep",
+        "METHODS", "Method", "PFedBayes", "FedAvg", "FedProx", "BNFed", "PerFedAvg", "PFedMe", "HeurFedAMP",
+        "Hierarchical", "PFedGP", "Local", "Pooled", "FedAvgFT", "Ditto", "FedPer", "FedRep",
     ),
     "nets": ("Model", "Net", "WithNoise", "cnn", "mlp", "vgg"),
+    "runs.experiment": ("table_model",),
     "runs.saving": ("load", "read_preprocessing", "save"),
     "serving": ("join", "open_client"),
 }  # fmt: skip

@@ -9,8 +9,7 @@ from federations import federation, randn, trained
 from pfedbayes.data import Shards
 from pfedbayes.engine.federation import Federation
 from pfedbayes.evaluation.cross_site import cross_site
-from pfedbayes.maths.likelihoods import Regression
-from pfedbayes.maths.metrics import METRICS, scores
+from pfedbayes.maths.likelihoods import Classification, Regression
 from pfedbayes.methods import METHODS, FedAvg, Local, PerFedAvg, PFedBayes
 from pfedbayes.nets import Model, Net, mlp
 
@@ -30,7 +29,7 @@ def test_an_entry_is_one_client_s_model_on_the_data_of_another():
     ours = trained(PFedBayes(), 2)
     x, y = (pool[ours.shards.test[3]] for pool in (ours.shards.x, ours.shards.y))
     outputs = ours.predict("personal", 1, x, samples=4)
-    expected = scores(ours.model.likelihood, outputs, y)[METRICS["classification"].index("nll")]
+    expected = ours.model.likelihood.scores(outputs, y)[Classification().metrics.index("nll")]
     assert cross_site(ours, samples=4).scores[1][3] == pytest.approx(float(expected))
 
 

@@ -26,7 +26,7 @@ from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation import models
 from pfedbayes.maths.likelihoods import Regression
-from pfedbayes.maths.metrics import METRICS, accuracy, log_average, scores
+from pfedbayes.maths.metrics import accuracy, log_average
 from pfedbayes.maths.random import Purpose, key, normal
 from pfedbayes.maths.trees import pick
 from pfedbayes.methods import METHODS, FedAvg, PFedBayes
@@ -123,7 +123,7 @@ class TestEvaluation:
             x, y = shards.x[shards.test[i]], shards.y[shards.test[i]]
             draws, mean = ours.predict(which, i, x, samples=5), ours.predict(which, i, x, samples=None)
             for name, outputs in {"one": draws[:1], "mc5": draws, "mean": mean}.items():
-                expected = scores(ours.model.likelihood, outputs, y).tolist()
+                expected = ours.model.likelihood.scores(outputs, y).tolist()
                 assert [values[0][i] for values in evaluated[which][name].values()] == pytest.approx(expected)
 
     def test_evaluation_changes_nothing(self):
@@ -168,7 +168,7 @@ class TestEvaluation:
         module = mlp([3, 4, 2], "tanh")
         model = Model(Net(module if noise else WithNoise(module)), Regression(noise))
         figures = trained(PFedBayes(), 2, shards=targets, model=model).evaluate()["personal"]["mc10"]
-        assert set(figures) == set(METRICS["regression"])
+        assert set(figures) == set(Regression().metrics)
         assert torch.tensor(figures["nll"]).isfinite().all()
 
 
@@ -210,7 +210,7 @@ def assert_each_is_scored_as_if_alone(ours, split="test"):
         for name, outputs in expected.items():
             found = torch.tensor([values[s][i] for values in evaluated[which][name].values()])
             if len(rows):
-                assert_close(found.double(), scores(ours.model.likelihood, outputs, ours.shards.y[rows]).double())
+                assert_close(found.double(), ours.model.likelihood.scores(outputs, ours.shards.y[rows]).double())
             else:
                 assert found.isnan().all()
 
@@ -289,7 +289,7 @@ class TestBlocks:
             alone = ours.estimates("shared", i, rows, 3, seed_index=1, label_prior=True)
             assert set(found) <= set(alone)
             for name, columns in found.items():
-                own = scores(ours.model.likelihood, alone[name][None], shards.y[rows][None])[0]
+                own = ours.model.likelihood.scores(alone[name][None], shards.y[rows][None])[0]
                 assert_close(torch.tensor([column[1][i] for column in columns.values()], dtype=own.dtype), own)
 
     def test_more_clients_and_seeds_of_one_size_take_no_more_calls(self):
@@ -335,7 +335,7 @@ class TestActivations:
         for which, s, (i, rows) in itertools.product(ours.models(), range(2), enumerate(shards.test)):
             draws = ours.predict(which, i, shards.x[rows], samples=3, seed_index=s, sampling="activations")
             for name, outputs in {"one": draws[:1], "mc3": draws}.items():
-                expected = scores(ours.model.likelihood, outputs, shards.y[rows]).tolist()
+                expected = ours.model.likelihood.scores(outputs, shards.y[rows]).tolist()
                 assert [values[s][i] for values in evaluated[which][name].values()] == pytest.approx(expected)
 
     def test_every_client_example_and_draw_has_its_own_noise(self):

@@ -19,6 +19,7 @@ from pfedbayes.flower.combine import combine, limited
 from pfedbayes.flower.messages import FACTS, LARGEST_COUNT, RAW, Refused, content, facts_of
 from pfedbayes.flower.settings import FederationConfig, from_run_config
 from pfedbayes.flower.state import StateFolder
+from pfedbayes.methods.base import Limits
 from pfedbayes.methods.fedavg import FedAvg
 from pfedbayes.methods.pfedbayes import PFedBayes
 from pfedbayes.report import write
@@ -282,22 +283,23 @@ class TestOneUpload:
     """The borders of each bound, by hand."""
 
     config = FederationConfig(3, largest=8.0, largest_rho=4.0, largest_step=2.0)
-    alone = SimpleNamespace(about=SimpleNamespace(averages=False, gaussian=False))
+    limits = Limits(8.0, 4.0, 2.0, 100, 4)
+    alone = SimpleNamespace(about=SimpleNamespace(averages=False, gaussian=False, mean_only=False))
 
     def refused(self, method, upload, reason, server=0.0):
         with pytest.raises(Refused, match=reason):
-            refuse_wild(method, self.config, torch.full((2, 2), server), upload)
+            refuse_wild(method, self.config, torch.full((2, 2), server), upload, self.limits)
 
     @pytest.mark.parametrize("counts", [[0], [0, LARGEST_COUNT], [5, 3], []])
     def test_counts_that_can_be(self, counts):
-        refuse_wild(self.alone, self.config, (), (torch.tensor(counts, dtype=torch.int64),))
+        refuse_wild(self.alone, self.config, (), (torch.tensor(counts, dtype=torch.int64),), self.limits)
 
     @pytest.mark.parametrize("counts", [[-1], [LARGEST_COUNT + 1], [3, -1], [0, 3, LARGEST_COUNT + 1]])
     def test_counts_that_cannot_be(self, counts):
         self.refused(self.alone, (torch.tensor(counts),), f"impossible counts: {min(counts)} to {max(counts)}")
 
     def test_numbers_up_to_the_largest(self):
-        refuse_wild(self.alone, self.config, (), (torch.tensor([8.0, -8.0]), torch.empty(0)))
+        refuse_wild(self.alone, self.config, (), (torch.tensor([8.0, -8.0]), torch.empty(0)), self.limits)
         for value in (8.001, -8.001):
             upload = (torch.zeros(1), torch.tensor([0.0, value]))
             self.refused(self.alone, upload, r"^upload\.1 has an entry of magnitude 8")
@@ -312,14 +314,14 @@ class TestOneUpload:
         ):
             server = torch.tensor(upload)
             if reason is None:
-                refuse_wild(gaussian, self.config, server, server)
+                refuse_wild(gaussian, self.config, server, server, self.limits)
             else:
                 with pytest.raises(Refused, match=reason):
-                    refuse_wild(gaussian, self.config, server, server)
-                refuse_wild(plain, self.config, server, server)
+                    refuse_wild(gaussian, self.config, server, server, self.limits)
+                refuse_wild(plain, self.config, server, server, self.limits)
         near = torch.tensor([[2.0, -2.0], [0.0, 0.0]])
-        refuse_wild(gaussian, self.config, torch.zeros(2, 2), near)
-        refuse_wild(self.alone, self.config, torch.zeros(2, 2), 3 * near)
+        refuse_wild(gaussian, self.config, torch.zeros(2, 2), near, self.limits)
+        refuse_wild(self.alone, self.config, torch.zeros(2, 2), 3 * near, self.limits)
         for sign in (1.001, -1.001):
             self.refused(gaussian, sign * near, "its distance from the server has an entry of magnitude 2")
         self.refused(plain, torch.full((2, 2), 7.0), "its distance from the server has an entry of magnitude 14", -7.0)

@@ -14,12 +14,10 @@ from torchmetrics.functional.classification import (
 from pfedbayes.maths.likelihoods import Classification, Regression
 from pfedbayes.maths.metrics import (
     BINS,
-    METRICS,
     Reliability,
     accuracy,
     adaptive_ece,
     aurc,
-    auroc,
     brier,
     confidence,
     decompose_uncertainty,
@@ -31,10 +29,10 @@ from pfedbayes.maths.metrics import (
     nll,
     reliability,
     risk_coverage,
-    scores,
     temperature,
     tempered,
 )
+from pfedbayes.maths.ranking import auroc
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -93,8 +91,8 @@ def test_scores_are_the_named_metrics_in_order(logits, y):
     log_probs = log_average(logits)
     expected = [accuracy(log_probs, y), nll(log_probs, y), brier(log_probs, y), ece(reliability(log_probs, y))]
     expected += [entropy(log_probs).mean(), mutual_information(logits).mean()]
-    assert METRICS["classification"] == ("accuracy", "nll", "brier", "ece", "entropy", "mutual_information")
-    assert_close(scores(Classification(), logits, y), torch.stack(expected))
+    assert Classification().metrics == ("accuracy", "nll", "brier", "ece", "entropy", "mutual_information")
+    assert_close(Classification().scores(logits, y), torch.stack(expected))
 
 
 @pytest.mark.parametrize(
@@ -103,8 +101,8 @@ def test_scores_are_the_named_metrics_in_order(logits, y):
 )
 def test_many_models_are_scored_as_each_alone(likelihood, y):
     outputs = randn(2, 3, 5, 4, 3)  # 2 x 3 models, 5 draws, 4 examples
-    each = [[scores(likelihood, outputs[a, b], y[a, b]) for b in range(3)] for a in range(2)]
-    assert_close(scores(likelihood, outputs, y), torch.stack([torch.stack(row) for row in each]))
+    each = [[likelihood.scores(outputs[a, b], y[a, b]) for b in range(3)] for a in range(2)]
+    assert_close(likelihood.scores(outputs, y), torch.stack([torch.stack(row) for row in each]))
 
 
 # A sure prediction that is right costs nothing; a sure and wrong one costs 2 (Brier) and is off by 1 (ECE).
@@ -293,7 +291,7 @@ class TestRegression:
         means, noise = self.outputs[..., :2], torch.log1p(self.outputs[..., 2:].exp()).expand(-1, -1, 2)
         component = torch.distributions.Independent(Normal(means.transpose(0, 1), noise.transpose(0, 1)), 1)
         mixture = MixtureSameFamily(Categorical(torch.ones(300, 5, dtype=torch.float64)), component)
-        rmse, log_loss, coverage, deviation, model_deviation = scores(self.likelihood, self.outputs, self.y)
+        rmse, log_loss, coverage, deviation, model_deviation = self.likelihood.scores(self.outputs, self.y)
         assert_close(rmse, (self.y - mixture.mean).square().mean().sqrt())
         assert_close(log_loss, -mixture.log_prob(self.y).mean())
         # 1.6449 standard deviations either side hold 90 % of a Gaussian.
@@ -303,7 +301,7 @@ class TestRegression:
         assert_close(model_deviation, means.std(0, correction=0).mean())
 
     def test_scores_are_in_the_original_units(self):
-        plain, scaled = (scores(Regression(0.5, unit), self.outputs[..., :2], self.y) for unit in (1.0, 10.0))
+        plain, scaled = (Regression(0.5, unit).scores(self.outputs[..., :2], self.y) for unit in (1.0, 10.0))
         rmse, log_loss, coverage, deviation, model_deviation = scaled - plain * torch.tensor([10.0, 1, 1, 10, 10])
         assert_close(torch.stack([rmse, coverage, deviation, model_deviation]), torch.zeros(4, dtype=torch.float64))
         assert float(log_loss) == pytest.approx(2 * math.log(10))  # two targets
@@ -311,7 +309,7 @@ class TestRegression:
     def test_coverage_of_the_true_model_is_90_percent(self):
         mean = randn(20_000, 1)
         y = mean + 0.5 * randn(20_000, 1, seed=1)
-        _, log_loss, coverage, deviation, model_deviation = scores(Regression(0.5), mean[None], y)
+        _, log_loss, coverage, deviation, model_deviation = Regression(0.5).scores(mean[None], y)
         assert float(coverage) == pytest.approx(90, abs=1)
         assert (float(deviation), float(model_deviation)) == (0.5, 0)
         # Entropy of a Gaussian: log(sigma sqrt(2 pi e)).

@@ -18,6 +18,7 @@ DECLARED = {
         "stochastic": True,
         "gaussian": True,
         "averages": False,
+        "mean_only": True,
         "full_batch": True,
     },
     "fedavg": {},
@@ -74,7 +75,7 @@ DEFAULTS = {
     "hierarchical": {
         "eta_mean": 0.03,
         "eta_rho": 0.05,
-        "anneal": 400,
+        "anneal": None,
         "spread": 0.3,
         "confidence": 4.0,
         "wait": 0.25,

@@ -27,7 +27,7 @@ from federations import (
 )
 from pfedbayes.engine.backend.local_training import client_round
 from pfedbayes.errors import Diverged
-from pfedbayes.maths.metrics import METRICS
+from pfedbayes.maths.likelihoods import Classification
 from pfedbayes.maths.random import choose
 from pfedbayes.maths.trees import finite_rows, leaves, pick, stack, tree_map
 from pfedbayes.methods import METHODS, FedProx, Hierarchical
@@ -233,7 +233,7 @@ def test_evaluation_has_every_client_and_none_for_a_model_the_method_lacks(metho
         assert (estimators is not None) == getattr(method.about, which)
         for metrics in (estimators or {}).values():
             values = torch.tensor(list(metrics.values()))
-            assert values.shape == (len(METRICS["classification"]), 1, len(SIZES))
+            assert values.shape == (len(Classification().metrics), 1, len(SIZES))
             assert values.isfinite().all()
 
 

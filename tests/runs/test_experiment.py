@@ -111,7 +111,7 @@ def test_the_digest_tells_experiments_apart_but_not_how_they_are_run():
         ("evaluation.sampling=outputs", "sampling"),
         ("evaluation.average_every=0", "average_every must be at least 1"),
         ("evaluation.split=validation", "data.validation is 0"),
-        ("net.hidden=[0]", "hidden widths"),
+        ("net.hidden=[0]", "hidden widths must be at least 1"),
         ("execution.threads=0", "threads must be between 1"),
     ],
 )

@@ -106,14 +106,16 @@ def print_table(result: Run) -> None:
         return
     names = tables.metric_names(result)
     table = Table(title=f"round {tables.final(result).round}, {tables.estimator_title(rows[0].estimator)}")
-    table.add_column("model")
-    table.add_column("over clients")
+    table.add_column("model", no_wrap=True)
     for name in names:
         label = tables.metric(name)
-        table.add_column(label.label + (f" ({label.unit})" if label.unit else ""), justify="right")
+        table.add_column(label.label + (f" ({label.unit})" if label.unit else ""), justify="right", overflow="fold")
     for row in rows:
-        for title, estimates in (("mean", row.mean), ("worst", row.worst)):
-            table.add_row(row.model, title, *(tables.format_estimate(name, estimates[name]) for name in names))
+        lines = {"mean": row.mean, "worst": row.worst, "all rows": tables.pooled(result, row.model)}
+        for title, estimates in lines.items():
+            cells = (tables.format_estimate(name, estimates[name]) if name in estimates else "" for name in names)
+            if estimates:
+                table.add_row(f"{row.model}, {title}", *cells)
     plain_console().print(table)
 
 

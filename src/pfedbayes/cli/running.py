@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -62,7 +63,7 @@ def run(
         str | None, typer.Option(help="The column with the client of each row, if there is not one file per client.")
     ] = None,
     task: Annotated[
-        str | None, typer.Option(help="classification or regression. Default: inferred from the target.")
+        str | None, typer.Option(help="classification, regression or count. Default: inferred from the target.")
     ] = None,
     net: Annotated[
         str | None, typer.Option(help="mlp, vgg, cnn, or your own torch.nn.Module as my_module:MyNet.")
@@ -212,15 +213,29 @@ def _print_estimate(setup: Experiment, seeds: list[int], device: str, data_dir: 
 
 
 def _json_result(result: Run, rows: dict[str, Any]) -> dict[str, Any]:
-    """Return the object of --json: scores per model, standard deviations over seeds as …_std; null for no model."""
+    """Return the object of --json: scores per model; null for no model, and for a score that no client has.
+
+    …_std are standard deviations over seeds, and …_pooled scores of the rows of all clients together.
+    """
+    from pfedbayes.report import tables
+
     models: dict[str, Any] = {}
     for model in ("personal", "shared"):
         row = rows.get(model)
-        models[model] = row and {
-            key: value
-            for name, estimate in row.mean.items()
-            for key, value in ((name, estimate.value), (f"{name}_std", estimate.std))
-            if value is not None
-        }
+        if row is None:
+            models[model] = None
+            continue
+        of_all = {f"{name}_pooled": estimate.value for name, estimate in tables.pooled(result, model).items()}
+        values = {name: estimate.value for name, estimate in row.mean.items()} | of_all
+        spreads = {f"{name}_std": each.std for name, each in row.mean.items() if each.std is not None}
+        models[model] = {name: _finite(name, value) for name, value in values.items()} | spreads
     last = result.summary
     return {**models, "rounds": last and last.rounds, "seconds": last and last.seconds}
+
+
+def _finite(name: str, value: float) -> float | None:
+    """Return the value; None for a score that is not defined for any client."""
+    from pfedbayes.report import tables
+
+    undefined = tables.metric(name.removesuffix("_pooled")).undefined and not math.isfinite(value)
+    return None if undefined else value

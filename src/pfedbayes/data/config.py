@@ -14,7 +14,7 @@ Name = Literal["mnist", "fashion-mnist", "cifar10", "blobs", "regression", "file
 Size = Literal["small", "medium", "large"]
 Labels = Literal["two-block", "sliding", "random", "dirichlet", "iid"]
 SplitRule = Literal["stratified", "shuffle", "overlap"]
-Task = Literal["classification", "regression"]
+Task = Literal["classification", "regression", "count"]
 Fraction = Annotated[float, Interval(at_least=0, less_than=1)]
 
 PIECES = 6
@@ -105,7 +105,7 @@ class DataConfig:
     split_column: str | None = None
     """A column that assigns each row to "train", "validation" or "test", instead of the two fractions."""
     task: Task | None = None
-    """Classification or regression; inferred from the target if not given."""
+    """Classification or regression is inferred from the target if not given; a count is not."""
     categories: tuple[str, ...] = ()
     """Columns of numbers that are categories."""
     ignore: tuple[str, ...] = ()

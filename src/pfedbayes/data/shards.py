@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from pfedbayes.data.own.preprocessing import Preprocessing
+from pfedbayes.data.own.preprocessing import Preprocessing, Target
 from pfedbayes.errors import UserError
 
 Examples = tuple[ArrayLike | Tensor, ArrayLike | Tensor]
@@ -32,6 +32,8 @@ class TaskShape:
     """The standard deviation by which the targets of a regression were divided."""
     pieces: int = 0
     """Number of piecewise-linear inputs of tables, which are the last ones."""
+    target: Target | None = None
+    """How the target is encoded, if the data are the user's own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,9 +108,11 @@ class Shards:
     def task_shape(self) -> TaskShape:
         """The shapes of inputs and targets, for which a network is built."""
         num_targets = self.y.shape[1] if self.num_classes is None else 1
-        unit = self.preprocessing.target.deviation if self.preprocessing else 1.0
-        pieces = self.preprocessing.pieces if self.preprocessing else 0
-        return TaskShape(tuple(self.x.shape[1:]), self.num_classes, num_targets, unit, pieces)
+        shape = tuple(self.x.shape[1:])
+        if self.preprocessing is None:
+            return TaskShape(shape, self.num_classes, num_targets)
+        target = self.preprocessing.target
+        return TaskShape(shape, self.num_classes, num_targets, target.deviation, self.preprocessing.pieces, target)
 
     @property
     def class_names(self) -> tuple[str, ...] | None:

@@ -171,7 +171,7 @@ class Federation:
 
     def server_of(self, index: int, client: int) -> State:
         """Return the state of the server of a client: where clients train alone, each has its own."""
-        return pick(self.servers[index], client) if self.setup.alone(index) else self.servers[index]
+        return self.servers[index] if index < self.setup.first_alone else pick(self.servers[index], client)
 
     def download(self, seed_index: int, clients: Sequence[int] | NDArray[np.int64]) -> State:
         """Return what these clients receive from the server, stacked."""

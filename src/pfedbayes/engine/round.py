@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -46,7 +47,12 @@ def train_round(setup: Setup, state: FederationState, population: Population, ex
 
 def download(setup: Setup, servers: Sequence[State], chosen: Chosen) -> State:
     """Return what each client that trains receives from its server, stacked over members."""
-    return concat([receive_from(setup, s, *each) for s, each in enumerate(zip(servers, chosen.trained, strict=True))])
+    cut = setup.first_alone
+    parts = [receive(setup.method, *each) for each in zip(servers[:cut], chosen.trained[:cut], strict=True)]
+    if cut < len(servers):
+        own = [pick(server, setup.send(ids)) for server, ids in zip(servers[cut:], chosen.trained[cut:], strict=True)]
+        parts.append(_receive_alone(setup, concat(own)))
+    return concat(parts)
 
 
 def receive(method: Method, server: State, clients: Sequence[int] | NDArray[np.int64]) -> State:
@@ -54,12 +60,16 @@ def receive(method: Method, server: State, clients: Sequence[int] | NDArray[np.i
     return method.download(server, torch.as_tensor(clients))
 
 
+def _receive_alone(setup: Setup, servers: State) -> State:
+    """Return what clients receive that train alone, from their own servers (clients, ...)."""
+    return torch.func.vmap(lambda server: pick(receive(setup.method, server, [0]), 0))(servers)
+
+
 def receive_from(setup: Setup, index: int, server: State, clients: Sequence[int] | NDArray[np.int64]) -> State:
     """Return what these clients of a federation receive, stacked; those that train alone have servers of their own."""
-    if not setup.alone(index):
+    if index < setup.first_alone:
         return receive(setup.method, server, clients)
-    own = pick(server, torch.as_tensor(clients).to(setup.data.device))
-    return torch.func.vmap(lambda state: pick(receive(setup.method, state, [0]), 0))(own)
+    return _receive_alone(setup, pick(server, setup.send(np.asarray(clients))))
 
 
 def enrolled_clients(setup: Setup, servers: Sequence[State], population: Population, members: Sequence[int]) -> State:
@@ -85,34 +95,54 @@ def aggregate(
     setup: Setup, state: FederationState, chosen: Chosen, uploads: State
 ) -> tuple[tuple[State, ...], tuple[ServerOptimizer, ...]]:
     """Return the next state of each server and its optimiser, from the uploads of the chosen clients."""
-    averages = []
+    averages, alone = [], []
     for s, (server, averaged, trained) in enumerate(zip(state.servers, chosen.averaged, chosen.trained, strict=True)):
         own = pick(uploads, slice(s * len(trained), (s + 1) * len(trained)))
         if len(averaged) < len(trained):
             own = pick(own, setup.send(np.flatnonzero(np.isin(trained, averaged))))
         sizes = setup.of_members(setup.shard.size, [s * setup.num_clients + int(i) for i in averaged])
-        if setup.alone(s):
-            averages.append(_aggregate_alone(setup, server, own, sizes, averaged))
-        else:
+        if s < setup.first_alone:
             averages.append(setup.method.aggregate(server, own, sizes, torch.from_numpy(averaged)))
+        else:
+            alone.append(_Alone(server, own, sizes, setup.send(averaged)))
+    averages += _aggregate_alone(setup, alone) if alone else []
     if not state.optimizers:
         return tuple(averages), ()
     step = partial(server_step, setup.training, setup.method)
     steps = [
-        (torch.func.vmap(step) if setup.alone(s) else step)(*each)
+        (step if s < setup.first_alone else torch.func.vmap(step))(*each)
         for s, each in enumerate(zip(state.servers, averages, state.optimizers, strict=True))
     ]
     return tuple(server for server, _ in steps), tuple(optimizer for _, optimizer in steps)
 
 
-def _aggregate_alone(setup: Setup, servers: State, uploads: State, sizes: Tensor, clients: NDArray[np.int64]) -> State:
-    """Return the next servers (N, ...) of clients that train alone: each aggregates its own upload."""
-    ids = setup.send(clients)
+class _Alone(NamedTuple):
+    """A federation whose clients train alone: every client aggregates its own upload."""
+
+    servers: State
+    """One for each client, (N, ...)."""
+    uploads: State
+    sizes: Tensor
+    clients: Tensor
+    """The clients (n,) of the uploads."""
+
+
+def _aggregate_alone(setup: Setup, federations: Sequence[_Alone]) -> list[State]:
+    """Return the next servers of federations whose clients train alone, all of them computed at once."""
 
     def aggregate(server: State, upload: State, size: Tensor, client: Tensor) -> State:
         return setup.method.aggregate(server, tree_map(lambda leaf: leaf[None], upload), size[None], client[None])
 
-    after = torch.func.vmap(aggregate)(pick(servers, ids), uploads, sizes, ids)
-    if len(clients) == setup.num_clients:
-        return after
-    return tree_map(lambda whole, own: whole.index_copy(0, ids, own), servers, after)
+    every = [each._replace(servers=pick(each.servers, each.clients)) for each in federations]
+    after = torch.func.vmap(aggregate)(*concat(every))
+    results, start = [], 0
+    for servers, _, _, clients in federations:
+        own = pick(after, slice(start, start := start + len(clients)))
+        complete = len(clients) == setup.num_clients
+        results.append(own if complete else tree_map(partial(_put, clients), servers, own))
+    return results
+
+
+def _put(rows: Tensor, whole: Tensor, own: Tensor) -> Tensor:
+    """Return `whole` with other values in these rows."""
+    return whole.index_copy(0, rows, own)

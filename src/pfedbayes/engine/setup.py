@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from pfedbayes.maths.random import Purpose, key
 from pfedbayes.maths.trees import pick, tree_map
 from pfedbayes.memory import to_device
 from pfedbayes.methods.base import Method, Shard, State
+from pfedbayes.methods.hierarchical import with_schedule
 from pfedbayes.nets import Init, Model
 
 
@@ -68,9 +70,10 @@ class Setup:
         """The number of federations that are no copies."""
         return len(self.seeds) - len(self.copies)
 
-    def alone(self, index: int) -> bool:
-        """Return whether the clients of a federation train alone."""
-        return index >= self.num_reported and self.copies[index - self.num_reported].alone
+    @property
+    def first_alone(self) -> int:
+        """The index of the first federation whose clients train alone; all later ones do, too."""
+        return len(self.seeds) - sum(copy.alone for copy in self.copies)
 
     @property
     def num_clients(self) -> int:
@@ -118,6 +121,7 @@ def make_setup(
     numbers: the numbers under which clients draw random numbers; 0, 1, … if not given. copies: federations that train
     beside those of the seeds.
     """
+    method = with_schedule(method, training.rounds * training.local_steps)
     _check_images(shards, training)
     _check_plan(method, plan)
     plan.activate()
@@ -133,6 +137,8 @@ def make_setup(
         (Shard(torch.from_numpy(data.sizes).to(dtype), labels), real.to(dtype)),
     )
     trains = training.trained_clients(method)
+    if any(before.alone and not after.alone for before, after in pairwise(copies)):
+        raise ValueError("copies of clients alone come last")
     every = (*seeds, *(seeds[0] for _ in copies))
     return Setup(method, plan.fit(model), training, every, tuple(copies), data, participants, trains, shard, weight)
 

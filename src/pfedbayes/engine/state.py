@@ -34,7 +34,7 @@ def first_state(setup: Setup, model: Model, init: Init | None) -> FederationStat
     like = torch.empty((), dtype=setup.data.dtype, device=setup.data.device)
     servers, optimizers = [], []
     for s, seed in enumerate(setup.seeds):
-        alone, clients = setup.alone(s), setup.num_clients
+        alone, clients = s >= setup.first_alone, setup.num_clients
         server = first_server(model, setup.method, 1 if alone else clients, seed, init, like)
         optimizer = first_optimizer(setup.training, setup.method, server)
         servers.append(broadcast(server, clients) if alone else server)

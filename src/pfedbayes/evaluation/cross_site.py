@@ -10,7 +10,6 @@ from torch import Tensor
 from pfedbayes.evaluation.estimators import EvaluationSplit, Which
 from pfedbayes.evaluation.evaluate import estimates
 from pfedbayes.evaluation.models import FederatedModels, headline_estimator
-from pfedbayes.maths.metrics import METRICS, scores
 
 MOST_CLIENTS = 40
 
@@ -47,7 +46,7 @@ def cross_site(
         return None
     largest = sorted(able, key=lambda i: (-len(shards.train[i]), i))[:most]
     clients = sorted(largest)
-    column = METRICS[federation.model.likelihood.task].index(metric)
+    column = federation.model.likelihood.metrics.index(metric)
     estimator = headline_estimator(method, samples)
     lengths = [len(sets[i]) for i in clients]
     rows = torch.cat([sets[i] for i in clients])
@@ -57,7 +56,7 @@ def cross_site(
         """Return the score of a model on each client's data, (clients,)."""
         outputs = estimates(federation, which, client, rows, samples, seed)[estimator]
         parts = zip(torch.split(outputs, lengths, dim=1), torch.split(y, lengths), strict=True)
-        return torch.stack([scores(federation.model.likelihood, *part)[column] for part in parts])
+        return torch.stack([federation.model.likelihood.scores(*part)[column] for part in parts])
 
     models: list[tuple[Which, int]] = [("personal", i) for i in clients]
     if method.about.shared:

@@ -29,7 +29,7 @@ from pfedbayes.evaluation.models import (
     slices,
 )
 from pfedbayes.evaluation.predict import model_outputs
-from pfedbayes.maths.metrics import METRICS, log_average, scores
+from pfedbayes.maths.metrics import log_average
 from pfedbayes.maths.trees import concat, stack
 
 OUTPUTS_SCORED_AT_ONCE = 2**23  # on a CPU: enough to keep its threads busy, and 32 MB
@@ -64,7 +64,8 @@ def evaluate(
     `ClientData.evaluation_sets`; the others get NaN.
     """
     data, spec = federation.data, EstimatorSpec(samples, estimators, sampling, label_prior)
-    metrics, existing = METRICS[federation.model.likelihood.task], available_models(federation.method)
+    likelihood, existing = federation.model.likelihood, available_models(federation.method)
+    metrics = likelihood.metrics
     table: dict[tuple[Which, str], Tensor] = {}
     places: dict[Which, list[int]] = {}
     for which in existing:
@@ -77,7 +78,7 @@ def evaluate(
             y = concat([block.y for block in some])
             for name in some[0].outputs:
                 outputs = concat([block.outputs[name] for block in some])
-                parts.setdefault(name, []).append(scores(federation.model.likelihood, outputs, y))
+                parts.setdefault(name, []).append(likelihood.scores(outputs, y))
         table |= {(which, name): torch.cat(values) for name, values in parts.items()}
     result: dict[str, Any] = {which: {} if which in existing else None for which in MODELS}
     if not table:

@@ -93,12 +93,11 @@ class FederationRecord:
         about = previous.info.federation
         if about is None:
             raise UserError(f"{folder} holds a run that was not made on Flower: set federation.out to another folder")
-        refuse_difference(
-            self._settings.completed(about.settings),
-            self._settings.identity(),
-            str(folder),
-            "set federation.out to another folder",
-        )
+        before, now = self._settings.completed(about.settings), self._settings.identity()
+        remedy = "set federation.out to another folder"
+        if before.get("method.anneal") != now.get("method.anneal"):  # it follows from the number of rounds
+            remedy = f"set method.anneal = {before.get('method.anneal')} in pyproject.toml, or {remedy}"
+        refuse_difference(before, now, str(folder), remedy)
         self.id, self._created, self._format = about.id, previous.info.created, previous.info.format
         keys = about.keys or [None] * len(self._members)
         for member, name, key in zip(self._members, previous.info.clients, keys, strict=True):
@@ -215,7 +214,7 @@ class FederationRecord:
         absent = [i for i in range(len(self._members)) if i not in scores]
         if len(absent) == len(self._members):
             return
-        scored = table(scores, len(self._members), available_models(self._method), self._model.likelihood.task)
+        scored = table(scores, len(self._members), available_models(self._method), self._model.likelihood.metrics)
         self._writer.append(runs.RoundRecord(round, self.clock.seconds(), absent=absent, **scored))
         self.logged.add(round)
 

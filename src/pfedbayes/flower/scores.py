@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pfedbayes.evaluation.estimators import MODELS
 from pfedbayes.flower.messages import LARGEST_COUNT
-from pfedbayes.maths.metrics import BINS, METRICS
+from pfedbayes.maths.metrics import BINS
 from pfedbayes.runs.schema import Reliability
 
 LONGEST_NAME = 40  # characters of an estimator's name
@@ -20,10 +20,12 @@ MOST_ESTIMATORS = 20
 LARGEST_SCORE = 1e12
 
 
-def table(scores: dict[int, dict[str, Any]], num_clients: int, models: Sequence[str], task: str) -> dict[str, Any]:
+def table(
+    scores: dict[int, dict[str, Any]], num_clients: int, models: Sequence[str], metrics: Sequence[str]
+) -> dict[str, Any]:
     """Combine the scores of single clients into `{model: {estimator: {metric: [[score of each client]]}}}`.
 
-    Only these models, the metrics of the task, and estimators that most clients report are kept. A client without test
+    Only these models and metrics, and estimators that most clients report are kept. A client without test
     data has no estimators.
     """
     whole: dict[str, Any] = dict.fromkeys(MODELS)
@@ -32,7 +34,7 @@ def table(scores: dict[int, dict[str, Any]], num_clients: int, models: Sequence[
         whole[which] = {
             estimator: {
                 metric: [[score_of(scores.get(i), which, estimator, metric) for i in range(num_clients)]]
-                for metric in METRICS[task]
+                for metric in metrics
             }
             for estimator in estimators
         }

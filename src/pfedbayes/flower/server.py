@@ -33,7 +33,7 @@ from pfedbayes.flower.settings import MIN_SECURE_CLIENTS, Settings, from_run_con
 from pfedbayes.maths.random import choose
 from pfedbayes.maths.trees import leaves, pick
 from pfedbayes.methods import Method
-from pfedbayes.methods.base import Shard, State
+from pfedbayes.methods.base import Limits, Shard, State
 from pfedbayes.nets import Model
 from pfedbayes.runs.experiment import method_name
 
@@ -181,7 +181,8 @@ class Server:
         trees = [uploads[i] for i in clients]
         # Where participation is secret, the average must not depend on the number of participants.
         count = self.participants if self.participants < len(self.members) else None
-        server = combine(self.method, self.config, self.server, trees, sizes, torch.tensor(clients), count)
+        unchanged = self._template(clients[0]) if self.method.about.mean_only else None
+        server = combine(self.method, self.config, self.server, trees, sizes, torch.tensor(clients), count, unchanged)
         optimizers = self.state.optimizers
         if optimizers:
             server, optimizer = server_step(self.training, self.method, self.server, server, optimizers[0])
@@ -303,7 +304,7 @@ class Server:
                 self.members[i].train_size = self.roster.train_size(i, facts, "size")
                 if i in chosen and message is not None:
                     upload = from_arrays(message.content.get("upload"), self._template(i), "upload")
-                    refuse_wild(self.method, self.config, self.server, upload)
+                    refuse_wild(self.method, self.config, self.server, upload, self._limits())
                     uploads[i] = upload
             except Refused as reason:
                 exchange.refuse(i, str(reason))
@@ -333,7 +334,7 @@ class Server:
         try:
             mean = attempt.mean({node: tasks[i] for node, i in nodes.items()}, self._needed(len(chosen)))
             upload = self.server + mean.to(self.server)
-            refuse_wild(self.method, self.config, self.server, upload)
+            refuse_wild(self.method, self.config, self.server, upload, self._limits())
             uploads = {nodes[node]: upload for node in attempt.exchange.replies}
         except Refused as reason:
             whole = f"secure aggregation as a whole: {reason}"
@@ -347,10 +348,19 @@ class Server:
             exchange.refuse(i, exchange.refused.get(i, whole))
         return exchange, uploads
 
+    def _limits(self) -> Limits:
+        """Return what uploads may be; nobody moves the limits by claiming many examples."""
+        sizes = torch.tensor([member.train_size for member in self.members], dtype=self.dtype)
+        examples = float(limited(sizes, self.method, self.config).sum())
+        bounds = self.config
+        steps = min(self.training.local_steps, self.method.needs.max_steps or self.training.local_steps)
+        return Limits(bounds.largest, bounds.largest_rho, bounds.largest_step, examples, steps)
+
     def _template(self, client: int) -> State:
         """Return an upload of the right shapes: that of a round without steps."""
         received = pick(receive(self.method, self.server, [client]), 0)
-        classes = self.model.net.shapes[-1][0] if self.model.likelihood.task == "classification" else 0
+        outputs = self.model.net.num_outputs or self.model.net.shapes[-1][0]
+        classes = outputs if self.model.likelihood.task == "classification" else 0
         shard = Shard(torch.ones((), dtype=self.dtype), torch.zeros(classes, dtype=torch.int64))
         _, upload = client_round(self.method, self.model, self.method.enrol(received), received, shard, steps=())
         return upload

@@ -53,7 +53,7 @@ class FederationConfig:
     largest_rho: Positive[float] = 30.0
     """Refuse a Gaussian with an entry of rho of larger magnitude: sigma is about exp(rho) for negative rho."""
     largest_step: Positive[float] = 100.0
-    """Refuse an upload with an entry that is farther than this from the server's, for methods that average."""
+    """Refuse an upload with an entry that is farther than this from the server's model, where there is one model."""
     largest_size: AtLeastOne[float] = 10.0
     """Count the examples of a client as at most this many times the median, in averages that are weighted by them."""
     roster: str | None = None
@@ -65,7 +65,8 @@ class FederationConfig:
     robust: Robust = "auto"
     """Robust averaging: "median-norm" scales down long updates, "trimmed-mean" drops extreme values.
 
-    "auto" is "median-norm" for methods that average, and "none" for others and with secure or privacy_noise.
+    "auto" is "median-norm" for methods that average and Hierarchical, and "none" for others and with secure or
+    privacy_noise.
     """
     trim: Annotated[float, Interval(at_least=0, less_than=0.5)] = 0.2
     """The share of the largest and of the smallest values that "trimmed-mean" drops from every entry."""
@@ -102,7 +103,8 @@ class FederationConfig:
         """Return how uploads of this method are made robust."""
         if self.robust != "auto":
             return self.robust
-        return "median-norm" if method.about.averages and not (self.secure or self.privacy_noise) else "none"
+        means = method.about.averages or method.about.mean_only
+        return "median-norm" if means and not (self.secure or self.privacy_noise) else "none"
 
 
 # Settings that may change between two starts of one federation, because its results do not depend on them.
@@ -213,7 +215,12 @@ def from_run_config(run_config: Mapping[str, Any]) -> Settings:
     if experiment.evaluation.clients is not None:
         raise UserError("every node evaluates itself on Flower: leave evaluation.clients out")
     changes = federation.robust not in ("none", "auto") or federation.privacy_noise or federation.secure
-    if not method.about.averages and changes:
+    if method.about.mean_only and (federation.privacy_noise or federation.secure):
+        raise UserError(
+            f"{method.about.title} sends models and gradients, which differ in size by orders of magnitude: leave "
+            "federation.privacy_noise and .secure out, or set method.name=pfedbayes"
+        )
+    if not (method.about.averages or method.about.mean_only) and changes:
         raise UserError(
             f"{method.about.title} does not average uploads: leave federation.robust, .privacy_noise and .secure out"
         )

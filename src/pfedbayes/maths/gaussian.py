@@ -99,3 +99,8 @@ def barycentre(v: Tensor, weights: Tensor) -> Tensor:
     mean = (share * mu).sum(0)
     variance = (share * (sigma(rho).square() + (mu - mean).square())).sum(0)
     return torch.stack([mean, rho_of(variance.sqrt())])
+
+
+def sampled(mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
+    """Return mean + sqrt(variance) noise, with a finite gradient where the variance is 0."""
+    return torch.addcmul(mean, (variance + 1e-12).sqrt(), noise)

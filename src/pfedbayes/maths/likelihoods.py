@@ -1,22 +1,41 @@
-"""Likelihoods: how probable the targets are, given a model's outputs."""
+"""Likelihoods: how probable the targets are, given a model's outputs, and how such predictions are scored."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pfedbayes.maths.gaussian import sigma
+from pfedbayes.maths import metrics, mixtures, ranking
+from pfedbayes.maths.gaussian import sampled, sigma
 
 
 class Likelihood(Protocol):
     """The distribution p(y | outputs) of a target."""
 
     task: str
+    predicts: str
+    """What is predicted: "labels" (class probabilities) or "numbers"."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the `scores`."""
+        ...
+
+    @property
+    def offset(self) -> float:
+        """What turns the negative log-likelihood of an example into original units of its target, by addition."""
+        ...
+
+    @property
+    def pooled_metrics(self) -> tuple[str, ...]:
+        """Names of the `pooled_scores`, which say more over the rows of all clients together; often none."""
+        ...
 
     def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the negative log-likelihood (n,) of each example, from outputs (n, ...) and targets y (n, ...)."""
@@ -29,12 +48,81 @@ class Likelihood(Protocol):
         """
         ...
 
+    def scores(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the `metrics` (..., M) of the averaged prediction of outputs (..., K, n, ...) for targets (..., n)."""
+        ...
+
+    def point(self, outputs: Tensor) -> Tensor:
+        """Return the prediction (n, ...) of one network: probabilities (n, C), or numbers as it was trained on."""
+        ...
+
+    def gist(self, outputs: Tensor) -> Tensor:
+        """Return what `pooled_scores` needs of outputs (..., K, n, ...), with one row per example (..., n, R)."""
+        ...
+
+    def pooled_scores(self, gist: Tensor, y: Tensor) -> Tensor:
+        """Return the `pooled_metrics` (P,) of the rows of all clients."""
+        ...
+
+
+class NumberLikelihood(Likelihood, metrics.Numbers, Protocol):
+    """A likelihood of numbers."""
+
+    def interval(self, outputs: Tensor, coverage: float) -> tuple[Tensor, Tensor]:
+        """Return the ends (..., n, d) of the central interval of the mixture of outputs (..., K, n, ...)."""
+        ...
+
+
+def is_of_numbers(likelihood: Likelihood) -> TypeGuard[NumberLikelihood]:
+    """Return whether a likelihood predicts numbers."""
+    return likelihood.predicts == "numbers"
+
 
 @dataclass(frozen=True)
 class Classification:
     """Softmax classification: outputs (n, C) are logits, y (n,) are labels."""
 
+    ranking: bool = False
+    """Whether to score rankings too: balanced accuracy, AUROC and AUPRC."""
+
     task = "classification"
+    predicts = "labels"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        known = metrics.METRICS["classification"]
+        return known if self.ranking else tuple(name for name in known if name not in metrics.RANKING)
+
+    @property
+    def pooled_metrics(self) -> tuple[str, ...]:
+        return metrics.RANKING if self.ranking else ()
+
+    @property
+    def offset(self) -> float:
+        return 0.0
+
+    def point(self, outputs: Tensor) -> Tensor:
+        return self.logits(outputs).softmax(-1)
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Return logits (..., C), whose softmax are the probabilities of the classes."""
+        return outputs
+
+    def scores(self, outputs: Tensor, y: Tensor) -> Tensor:
+        values = metrics.label_scores(outputs, y)
+        if not self.ranking:
+            return values
+        further = self.pooled_scores(self.gist(outputs), y)
+        return torch.cat([values[..., :4], further, values[..., 4:]], dim=-1)
+
+    def gist(self, outputs: Tensor) -> Tensor:
+        """Return the log-probabilities (..., n, C) of the averaged prediction."""
+        return metrics.log_average(outputs)
+
+    def pooled_scores(self, gist: Tensor, y: Tensor) -> Tensor:
+        curves = (ranking.area_under_roc, ranking.average_precision)
+        areas = (ranking.one_vs_rest(curve, gist, y) for curve in curves)
+        return torch.stack([ranking.balanced_accuracy(gist, y), *areas], dim=-1)
 
     def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the cross-entropy of each example."""
@@ -59,6 +147,37 @@ class Regression:
     """The number by which targets were divided before training. Scores are in the original units."""
 
     task = "regression"
+    predicts = "numbers"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return tuple(name for name in metrics.METRICS["regression"] if name != "crps")
+
+    @property
+    def offset(self) -> float:
+        return math.log(self.unit)
+
+    @property
+    def pooled_metrics(self) -> tuple[str, ...]:
+        return ()
+
+    def scores(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return metrics.regression_scores(self, outputs, y)
+
+    def gist(self, outputs: Tensor) -> Tensor:
+        return outputs.mean(-3)
+
+    def pooled_scores(self, gist: Tensor, y: Tensor) -> Tensor:
+        return gist.new_empty(0)
+
+    def point(self, outputs: Tensor) -> Tensor:
+        return self.mean_and_noise(outputs)[0]
+
+    def interval(self, outputs: Tensor, coverage: float) -> tuple[Tensor, Tensor]:
+        """Return the ends (..., n, d) of the central interval of a Gaussian with the mixture's mean and variance."""
+        predicted = metrics.moments(self, outputs)
+        reach = math.sqrt(2) * float(torch.erfinv(torch.tensor(coverage, dtype=torch.float64)))
+        return predicted.mean - reach * predicted.deviation, predicted.mean + reach * predicted.deviation
 
     def mean_and_noise(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the predicted means (..., d) and the noise standard deviation, broadcastable to them."""
@@ -80,7 +199,48 @@ class Regression:
 
 
 @dataclass(frozen=True)
-class StudentT(Regression):
+class Gaussian(Regression):
+    """One target with Gaussian noise, predicted by the mixture of the draws instead of its mean and variance."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return metrics.METRICS["regression"]
+
+    def location_scale_freedom(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the location, the logarithm of the scale, and the degrees of freedom, each (..., 1)."""
+        mean, noise = self.mean_and_noise(outputs)
+        return mean, noise.log(), torch.full_like(noise, math.inf)
+
+    def interval(self, outputs: Tensor, coverage: float) -> tuple[Tensor, Tensor]:
+        """Return the ends (..., n, 1) of the central interval of the mixture."""
+        levels = ((1 - coverage) / 2, (1 + coverage) / 2)
+        parts = [
+            [mixtures.quantile(points, level) for level in levels]
+            for _, points in self._points(outputs, mixtures.POINTS)
+        ]
+        low, high = (torch.cat(ends, -1)[..., None] for ends in zip(*parts, strict=True))
+        return low, high
+
+    def scores(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the metrics. The CRPS and the interval are those of the mixture."""
+        rmse, nll, _, *spreads = super().scores(outputs, y).unbind(-1)
+        target = y[..., 0]
+        total, inside = torch.zeros_like(rmse), torch.zeros_like(rmse)
+        for rows, points in self._points(outputs, mixtures.SCORED):
+            own = target[..., rows]
+            total = total + mixtures.crps(points, own).sum(-1)
+            within = (own >= mixtures.quantile(points, 0.05)) & (own <= mixtures.quantile(points, 0.95))
+            inside = inside + within.to(rmse.dtype).sum(-1)
+        size = target.shape[-1]
+        return torch.stack([rmse, nll, self.unit * total / size, 100 * inside / size, *spreads], dim=-1)
+
+    def _points(self, outputs: Tensor, size: int) -> Iterator[tuple[slice, Tensor]]:
+        location, log_scale, freedom = (each.squeeze(-1) for each in self.location_scale_freedom(outputs))
+        return mixtures.sorted_points(location, log_scale.expand_as(location), freedom[..., 0], size)
+
+
+@dataclass(frozen=True)
+class StudentT(Gaussian):
     """y = f(x) + scale(x) t, with t of Student's distribution, whose tails and scale are learned.
 
     Outputs (n, 4): the location, a(x), and two numbers that are the same for every input, c and k. The scale is
@@ -114,8 +274,3 @@ def _student_nll(squares: Tensor, log_scale: Tensor, freedom: Tensor) -> Tensor:
     tails = (freedom + 1) / 2 * torch.log1p(squares * (-2 * log_scale).exp() / freedom)
     normaliser = torch.lgamma(freedom / 2) - torch.lgamma((freedom + 1) / 2) + 0.5 * torch.log(freedom * math.pi)
     return tails + log_scale + normaliser
-
-
-def sampled(mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
-    """Return mean + sqrt(variance) noise, with a finite gradient where the variance is 0."""
-    return torch.addcmul(mean, (variance + 1e-12).sqrt(), noise)

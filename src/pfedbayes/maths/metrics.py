@@ -6,17 +6,20 @@ All functions accept leading axes, so that they can score many models at once.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.special import erf
 
-from pfedbayes.maths.likelihoods import Likelihood, Regression
+from pfedbayes.maths.ranking import tied_ranks
 
+RANKING = ("balanced_accuracy", "auroc", "auprc")
+# By task, all metrics that a likelihood of the task may have; `Likelihood.metrics` says which.
 METRICS = {
-    "classification": ("accuracy", "nll", "brier", "ece", "entropy", "mutual_information"),
-    "regression": ("rmse", "nll", "coverage", "deviation", "model_deviation"),
+    "classification": ("accuracy", "nll", "brier", "ece", *RANKING, "entropy", "mutual_information"),
+    "regression": ("rmse", "nll", "crps", "coverage", "deviation", "model_deviation"),
+    "count": ("rmse", "nll", "coverage", "deviation", "model_deviation"),
 }
 BINS = 15  # confidence bins of the calibration errors
 
@@ -107,7 +110,7 @@ def risk_coverage(score: Tensor, wrong: Tensor) -> Tensor:
     This is the risk at coverage k/n. Examples with equal scores count with their mean error.
     """
     score, order = score.sort(-1, descending=True)
-    _, group = _ranks(score)
+    _, group = tied_ranks(score)
     count = torch.zeros_like(score).scatter_add(-1, group, torch.ones_like(score))
     errors = torch.zeros_like(score).scatter_add(-1, group, wrong.to(score.dtype).gather(-1, order))
     taken = torch.arange(1, score.shape[-1] + 1, dtype=score.dtype, device=score.device)
@@ -117,26 +120,6 @@ def risk_coverage(score: Tensor, wrong: Tensor) -> Tensor:
 def aurc(score: Tensor, wrong: Tensor) -> Tensor:
     """Return the area under the risk-coverage curve: the mean error rate over all coverages (0 is best)."""
     return risk_coverage(score, wrong).mean(-1)
-
-
-def auroc(negative: Tensor, positive: Tensor) -> Tensor:
-    """Return the probability that a positive score (..., m) exceeds a negative one (..., n); ties count half."""
-    scores = torch.cat([negative, positive], -1).double()
-    ascending, order = scores.sort(-1)
-    mean_rank, group = _ranks(ascending)
-    ranks = torch.zeros_like(ascending).scatter(-1, order, mean_rank.gather(-1, group))
-    n, m = negative.shape[-1], positive.shape[-1]
-    return (ranks[..., n:].sum(-1) - m * (m + 1) / 2) / (n * m)
-
-
-def _ranks(ordered: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean rank 1 ... n of each group of equal scores, and the group of each sorted score (..., n)."""
-    changes = (ordered[..., 1:] != ordered[..., :-1]).long()
-    group = torch.cat([torch.zeros_like(ordered[..., :1], dtype=torch.int64), changes.cumsum(-1)], -1)
-    place = torch.arange(1, ordered.shape[-1] + 1, dtype=ordered.dtype, device=ordered.device).expand_as(ordered)
-    total = torch.zeros_like(ordered).scatter_add(-1, group, place)
-    count = torch.zeros_like(ordered).scatter_add(-1, group, torch.ones_like(ordered))
-    return total / count, group
 
 
 def entropy(log_probs: Tensor) -> Tensor:
@@ -190,6 +173,23 @@ def tempered(log_probs: Tensor, temperature: Tensor) -> Tensor:
     return _log_softmax(log_probs / temperature[..., None, None])
 
 
+class Numbers(Protocol):
+    """A likelihood of numbers, see `likelihoods.Regression`."""
+
+    @property
+    def unit(self) -> float:
+        """The number by which targets were divided before training."""
+        ...
+
+    def mean_and_noise(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means and standard deviations of each prediction (..., K, n, d)."""
+        ...
+
+    def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the negative log-likelihood (..., K, n)."""
+        ...
+
+
 class Gaussians(NamedTuple):
     """Predictions of a regression, each (..., n, d)."""
 
@@ -200,7 +200,7 @@ class Gaussians(NamedTuple):
     """Its part that comes from the uncertainty about the model."""
 
 
-def moments(likelihood: Regression, outputs: Tensor) -> Gaussians:
+def moments(likelihood: Numbers, outputs: Tensor) -> Gaussians:
     """Return the mean and the deviations of the mixture of the K predictions."""
     means, noise = likelihood.mean_and_noise(outputs)
     mean = means.mean(-3)
@@ -208,8 +208,8 @@ def moments(likelihood: Regression, outputs: Tensor) -> Gaussians:
     return Gaussians(mean, (noise.square().mean(-3) + between).sqrt(), between.sqrt())
 
 
-def regression_scores(likelihood: Regression, outputs: Tensor, y: Tensor) -> Tensor:
-    """Return the metrics METRICS["regression"] of the mixture of the K predictions, in the targets' original units.
+def regression_scores(likelihood: Numbers, outputs: Tensor, y: Tensor) -> Tensor:
+    """Return RMSE, NLL, coverage and deviations of the mixture of the K predictions, in the targets' original units.
 
     coverage: percentage of targets in the central 90 % interval of the Gaussian with the mixture's mean and variance.
     deviation, model_deviation: means over examples, see `Gaussians`.
@@ -224,13 +224,11 @@ def regression_scores(likelihood: Regression, outputs: Tensor, y: Tensor) -> Ten
     return torch.stack([likelihood.unit * rmse, nll, covered, *spreads], dim=-1)
 
 
-def scores(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
-    """Return the metrics METRICS[task] of the averaged prediction of outputs (K, n, ...) for targets y (n, ...)."""
-    if isinstance(likelihood, Regression):
-        return regression_scores(likelihood, outputs, y)
-    log_probs = log_average(outputs)
+def label_scores(logits: Tensor, y: Tensor) -> Tensor:
+    """Return accuracy, NLL, Brier score, ECE, entropy and mutual information of logits (K, n, C) for labels y (n,)."""
+    log_probs = log_average(logits)
     calibration = ece(reliability(log_probs, y))
-    uncertainty = decompose_uncertainty(outputs, log_probs)
+    uncertainty = decompose_uncertainty(logits, log_probs)
     mean_uncertainty = (uncertainty.total.mean(-1), uncertainty.epistemic.mean(-1))
     good = (accuracy(log_probs, y), nll(log_probs, y), brier(log_probs, y), calibration)
     return torch.stack([*good, *mean_uncertainty], dim=-1)

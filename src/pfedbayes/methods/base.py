@@ -5,7 +5,7 @@ A method is a frozen dataclass. Its fields are its hyper-parameters; constraints
 
 - Description: `about` (what it is), `needs` (what it requires of data, network and engine), `habits` (what its paper
   does where a config says nothing).
-- Server: `init`, `download`, `aggregate`, `leave`.
+- Server: `init`, `download`, `aggregate`, `leave`; `check_upload` where clients are not trusted.
 - Client, in the order in which a round calls them: `enrol`, `begin`, `noise_shape`, `step`, `end`.
 - Prediction: `prepare`, `adapt`, `views`, `posterior`, `predict`.
 
@@ -96,6 +96,23 @@ class About(NamedTuple):
     """Weights are independent Gaussians; the server averages their means and rhos (2, T)."""
     averages: bool = True
     """The server's state is one tensor, an average of the uploads."""
+    mean_only: bool = False
+    """The server's state is more than one tensor, and of the uploads it uses their mean and their number alone."""
+
+
+class Limits(NamedTuple):
+    """What an upload of a believable client may be."""
+
+    largest: float
+    """Largest magnitude of an entry of a model, and of a gradient per example."""
+    rho: float
+    """Largest magnitude of an entry of rho."""
+    step: float
+    """Largest distance of an entry from the server's model."""
+    examples: float
+    """Training examples of all clients."""
+    steps: int
+    """Local steps of a round."""
 
 
 class Needs(NamedTuple):
@@ -176,6 +193,10 @@ class Method:
     def leave(self, server: State, client: int) -> State:
         """Return the server state without a client's contribution. Default: the state, which forgets nothing."""
         return server
+
+    def check_upload(self, server: State, upload: State, limits: Limits) -> str | None:
+        """Return why no honest client sends this upload of finite numbers, or None. Needed with `about.mean_only`."""
+        return None
 
     # Client
 

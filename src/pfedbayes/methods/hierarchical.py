@@ -6,14 +6,20 @@ and delta_i ~ N(0, T^2), with a scale S for each block of weights and a scale T 
     sum_i (E[log p(D_i | mu + delta_i)] - KL(q(delta_i) || N(0, T^2))) - KL(q(mu) || N(0, S^2)),
 
 a lower bound of the log evidence. The server sets S and T in closed form under an inverse-gamma hyper-prior, which
-keeps the spread of a few clients from collapsing to zero. If there is no hyper-prior and mu is a point, the server's
-problem is that of Lemma A.2.
+keeps the spread of a few clients from collapsing to zero.
+
+Limits. With `kl_shared` = 0, q(mu) becomes a point m, since only its KL term keeps s from zero. The best m is the mean
+of the clients' means, because sum_i d_i = 0 at the optimum. Without a hyper-prior (`confidence` -> 0), T^2 is then the
+mean of d_i^2 + sigma_i^2: the mean variance of the clients plus the variance of their means. So the server has the
+barycentre of Lemma A.2, as in pFedBayes with `server` = "barycentre", and the spread of a few clients can collapse.
+
+The independence of mu and delta_i makes q(theta_i) too narrow, see docs/results/widths.md.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
 import torch
@@ -24,10 +30,11 @@ from pfedbayes.maths.gaussian import MeanField, grad_in_rho, kl_grad_q, mean_fie
 from pfedbayes.maths.optim import Adam, adam_init
 from pfedbayes.maths.stacked import broadcast
 from pfedbayes.maths.trees import tree_map
-from pfedbayes.methods.base import About, Habits, Method, Needs, Shard
+from pfedbayes.methods.base import About, Habits, Limits, Method, Needs, Shard
 from pfedbayes.nets import Batch, Model, Net
 
 BETA1, BETA2, EPS = 0.9, 0.99, 1e-8  # of Adam
+DEFAULT_ANNEAL = 400  # local steps, where nothing says how long the run is
 
 
 class Server(NamedTuple):
@@ -38,7 +45,7 @@ class Server(NamedTuple):
     adam: Adam[Tensor]
     """Moments of the clients' mean gradient in `shared`."""
     gradient: Tensor
-    """Mean over all clients of the gradient that each of them last sent, (2, T)."""
+    """Mean gradient of the clients in `shared`, (2, T). With participants, a running mean over rounds."""
     spread: Tensor
     """Prior variances T^2 of delta, (T,)."""
     scale: Tensor
@@ -92,9 +99,11 @@ class Local(NamedTuple):
     """Steps taken so far in this round."""
     correction: Tensor
     """What the other clients' last gradients add to this client's."""
-    received: Received
-    before: Tensor
-    """The client's gradient of its last round."""
+    spread: Tensor
+    scale: Tensor
+    share: Tensor
+    steps: Tensor
+    """Steps taken in all, by the server's count."""
     size: Tensor
 
 
@@ -105,8 +114,8 @@ class Upload(NamedTuple):
     """Its copy of q(mu)."""
     momentum: Adam[Tensor]
     """Adam's moments of the copy."""
-    change: Tensor
-    """Its mean gradient of this round minus that of its last round."""
+    gradient: Tensor
+    """Its mean gradient in `shared` of this round, (2, T)."""
     square: Tensor
     """E[delta_i^2] of each weight, (T,)."""
     steps: Tensor
@@ -121,8 +130,8 @@ class Hierarchical(Method):
     """Learning rate of means."""
     eta_rho: NonNegative[float] = 0.05
     """Learning rate of rhos, which are the logarithms of small standard deviations."""
-    anneal: AtLeastOne[int] = 400
-    """Local steps over which the learning rates fall to zero, by a cosine."""
+    anneal: AtLeastOne[int] | None = None
+    """Local steps over which the learning rates fall to zero, by a cosine; None for all steps of the run."""
     spread: Positive[float] = 0.3
     """Prior guess of T, as a share of the scale of mu."""
     confidence: Positive[float] = 4.0
@@ -144,12 +153,17 @@ class Hierarchical(Method):
         stochastic=True,
         gaussian=True,
         averages=False,
+        mean_only=True,
     )
     habits = Habits(init="torch", trains="chosen")
 
     @property
     def needs(self) -> Needs:
         return Needs(full_batch=self.full_batch)
+
+    @property
+    def _last_step(self) -> int:
+        return self.anneal or DEFAULT_ANNEAL
 
     # Server
 
@@ -187,12 +201,12 @@ class Hierarchical(Method):
         """
         mean: Upload = tree_map(lambda leaf: leaf.mean(0), uploads)
         count, steps = len(clients), server.steps + mean.steps
-        learns = steps >= self.wait * self.anneal
+        learns = steps >= self.wait * self._last_step
         scale, spread = self._scales(server, mean_field(mean.shared), mean.square * count, count)
         return server._replace(
             shared=mean.shared,
             adam=mean.momentum,
-            gradient=server.gradient + count * server.share * mean.change,
+            gradient=torch.lerp(server.gradient, mean.gradient, count * server.share),
             scale=torch.where(learns, scale, server.scale),
             spread=torch.where(learns, spread, server.spread),
             steps=steps,
@@ -213,6 +227,32 @@ class Hierarchical(Method):
         block_spread = (of_block(squares) + nu * start_spread) / (count * size + nu)
         return scale, (squares + nu * block_spread) / (count + nu)
 
+    def check_upload(self, server: Server, upload: Upload, limits: Limits) -> str | None:
+        """Compare q(mu) with the server's, gradients with the number of examples, and counts with the task.
+
+        Gradients are sums over examples. So they, and Adam's moments of them, are limited per example.
+        """
+        moments, most = upload.momentum, limits.largest * max(limits.examples, 1)
+        found = {
+            "its mean has an entry": (upload.shared[0], limits.largest),
+            "its rho has an entry": (upload.shared[1], limits.rho),
+            "its distance from the server has an entry": (upload.shared - server.shared, limits.step),
+            "its deviation from the shared model has an entry": (upload.square.clamp(min=0).sqrt(), limits.step),
+            "its gradient has an entry": (upload.gradient, most),
+            "its mean of gradients has an entry": (moments.mean, most),
+            "its mean of squared gradients has the root": (moments.square.clamp(min=0).sqrt(), most),
+        }
+        for what, (tensor, bound) in found.items():
+            if (largest := float(tensor.abs().max())) > bound:
+                return f"{what} of magnitude {largest:.3g}, more than {bound:g}"
+        if float(min(moments.square.min(), upload.square.min())) < 0:
+            return "a mean of squares is negative"
+        if not all(0 <= float(weight) <= 1 for weight in (moments.mean_weight, moments.square_weight)):
+            return "a weight of Adam's moments is not between 0 and 1"
+        if float(upload.steps) != limits.steps:
+            return f"it took {float(upload.steps):g} local steps instead of {limits.steps}"
+        return None
+
     # Client
 
     def enrol(self, received: Received) -> Client:
@@ -232,8 +272,10 @@ class Hierarchical(Method):
             gradients=torch.zeros_like(client.delta),
             taken=zero,
             correction=received.gradient - client.gradient,
-            received=received,
-            before=client.gradient,
+            spread=received.spread,
+            scale=received.scale,
+            share=received.share,
+            steps=received.steps,
             size=shard.size,
         )
 
@@ -244,11 +286,10 @@ class Hierarchical(Method):
         """Take a step on q(delta_i), and one on the copy of q(mu).
 
         The copy follows the client's own gradient plus `correction`, which stands for the other clients (as the control
-        variates of SCAFFOLD do), with the server's second moments. So the mean of the copies after one step is one
-        step of Adam on the mean gradient.
+        variates of SCAFFOLD do), and Adam's moments are the server's. So the mean of the copies after one step is close
+        to one step of Adam on the mean gradient, and equal to it if clients agree.
         """
         (batch,) = batches
-        received = local.received
         mu, delta = mean_field(local.shared), mean_field(local.delta)
         variance = mu.sigma.square() + delta.sigma.square()
         in_mean, in_variance = grad_expected_nll(model, mu.mu + delta.mu, variance, batch, local.size, noise)
@@ -260,9 +301,9 @@ class Hierarchical(Method):
             in_sigma = 2 * q.sigma * in_variance + weight * divergence.sigma
             return torch.stack([in_mean + weight * divergence.mu, grad_in_rho(in_sigma, rho)])
 
-        rates = annealed((self.eta_mean, self.eta_rho), received.steps + local.taken, self.anneal)
-        grad_delta = gradient(delta, local.delta[1], received.spread, self.kl_personal)
-        grad_shared = gradient(mu, local.shared[1], received.scale, self.kl_shared * received.share)
+        rates = annealed((self.eta_mean, self.eta_rho), local.steps, self._last_step)
+        grad_delta = gradient(delta, local.delta[1], local.spread, self.kl_personal)
+        grad_shared = gradient(mu, local.shared[1], local.scale, self.kl_shared * local.share)
         new_delta, adam = adam_of_gaussian(local.delta, grad_delta, local.adam, rates)
         corrected = grad_shared + local.correction
         shared, momentum = adam_of_gaussian(local.shared, corrected, local.momentum, rates)
@@ -273,6 +314,7 @@ class Hierarchical(Method):
             adam=adam,
             gradients=local.gradients + grad_shared,
             taken=local.taken + 1,
+            steps=local.steps + 1,
         )
 
     def end(self, local: Local) -> tuple[Client, Upload]:
@@ -283,7 +325,7 @@ class Hierarchical(Method):
         upload = Upload(
             shared=local.shared,
             momentum=local.momentum,
-            change=gradient - local.before,
+            gradient=gradient,
             square=delta.mu.square() + delta.sigma.square(),
             steps=local.taken,
         )
@@ -297,6 +339,13 @@ class Hierarchical(Method):
             return mean_field(state.q)
         mu = mean_field(state.shared)
         return MeanField(mu.mu, (mu.sigma.square() + state.spread).sqrt())
+
+
+def with_schedule(method: Method, steps: int) -> Method:
+    """Let learning rates without a given `anneal` fall to zero at the end of a run of so many local steps."""
+    if isinstance(method, Hierarchical) and method.anneal is None:
+        return replace(method, anneal=max(1, steps))
+    return method
 
 
 def grad_expected_nll(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pfedbayes.nets import WithNoise
+from pfedbayes.nets import TableNet, WithNoise
 
 MOST_LAYERS, MOST_SIZES, LONGEST_ARGUMENT = 1000, 8, 30
 
@@ -28,6 +28,9 @@ KNOWN: dict[type[nn.Module], tuple[str, ...]] = {
     nn.SiLU: (),
 }
 
+# The arguments of `TableNet`, which stands alone: sizes of at least these numbers, and a flag.
+TABLE = {"plain": 1, "pieces": 0, "hidden": 1, "outputs": 1, "constants": 0}
+
 # The arguments that are positive, or lists of positive numbers.
 SIZES = {
     "in_features", "out_features", "in_channels", "out_channels", "kernel_size", "stride", "dilation", "groups",
@@ -44,6 +47,10 @@ def describe(module: nn.Module) -> Layers | None:
     """
     if isinstance(module, WithNoise):
         return describe(module.module)
+    if type(module) is TableNet:
+        sizes = {"plain": module.plain, "pieces": module.pieces, "hidden": module.num_units, "outputs": module.outputs}
+        constants = 0 if module.constants is None else len(module.constants)
+        return [["TableNet", {**sizes, "constants": constants, "reference": module.reference}]]
     if type(module) is nn.Sequential:
         parts = [describe(part) for part in module]
         return None if None in parts else [layer for part in parts for layer in part or []]
@@ -65,6 +72,8 @@ def rebuild(layers: Layers, num_params: int, shape: tuple[int, ...], outputs: in
     kinds = {kind.__name__: kind for kind in KNOWN}
     if not isinstance(layers, list) or len(layers) > MOST_LAYERS:
         raise ValueError("the layers of the network are no list, or too many")
+    if len(layers) == 1 and isinstance(layers[0], list) and layers[0][:1] == ["TableNet"]:
+        return _rebuild_table(layers[0], num_params, shape, outputs)
     for layer in layers:
         match layer:
             case [str() as name, dict() as arguments] if name in kinds and set(arguments) == set(KNOWN[kinds[name]]):
@@ -86,6 +95,24 @@ def rebuild(layers: Layers, num_params: int, shape: tuple[int, ...], outputs: in
     if len(found) != 2 or found[1] != (outputs or found[1]):
         raise ValueError(f"its layers map 2 examples to shape {found}, not to (2, {outputs})")
     return make()
+
+
+def _rebuild_table(layer: list[Any], num_params: int, shape: tuple[int, ...], outputs: int | None) -> TableNet:
+    """Return a `TableNet`, after comparing its sizes with the data, as integers."""
+    match layer:
+        case [str(), dict() as given] if set(given) == {*TABLE, "reference"} and type(given["reference"]) is bool:
+            if all(type(given[name]) is int and TABLE[name] <= given[name] <= num_params for name in TABLE):
+                plain, pieces, hidden, dense, constants = (given[name] for name in TABLE)
+                found = (plain + 1) * hidden + (plain + pieces + hidden + 1) * dense + constants
+                if found != num_params:
+                    raise ValueError(f"its layers do not have the {num_params:,} parameters that it holds")
+                if shape != (plain + pieces,):
+                    raise ValueError(f"its network takes {plain + pieces} inputs, and the data have shape {shape}")
+                width = given["reference"] + dense + constants
+                if width != (outputs or width):
+                    raise ValueError(f"its network has {width} outputs, not {outputs}")
+                return TableNet(plain, pieces, hidden, dense, constants, given["reference"])
+    raise ValueError(f"the layer {str(layer)[:80]!r} is not known")
 
 
 def _is_argument(key: str, value: Any) -> bool:

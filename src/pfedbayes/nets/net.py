@@ -172,9 +172,7 @@ class Net:
         module = copy.deepcopy(self._module)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reset the GPU's generators
-            for part in module.modules():
-                if callable(reset := getattr(part, "reset_parameters", None)):
-                    reset()
+            module.apply(_reset)  # children first, so that a module may overrule them
             for parameter in module.parameters():
                 if scheme == "normal":
                     parameter.normal_(0.0, 0.1)
@@ -227,6 +225,12 @@ class _LinearCalls(TorchFunctionMode):
         if func is functional.linear:
             self.last = (args[0], output)
         return output
+
+
+def _reset(part: nn.Module) -> None:
+    """Draw the parameters of a layer anew, if it knows how to."""
+    if callable(reset := getattr(part, "reset_parameters", None)):
+        reset()
 
 
 def _last_layer_size(module: nn.Module) -> int:

@@ -22,27 +22,29 @@ class TableNet(nn.Module):
         """Build the network.
 
         plain, pieces: numbers of inputs x and z, which are the first and the last columns. hidden: width of the hidden
-        layer. outputs: outputs that depend on the input. constants: further outputs that are the same for every input.
-        reference: prepend an output that is always 0, the logit of the first of two classes.
+        layer, or 0 for none, which makes the network linear in its weights. outputs: outputs that depend on the input.
+        constants: further outputs that are the same for every input. reference: prepend an output that is always 0,
+        the logit of the first of two classes.
         """
         super().__init__()
         self.plain, self.pieces, self.outputs, self.reference = plain, pieces, outputs, reference
-        self.hidden = nn.Linear(plain, hidden)
+        self.hidden = nn.Linear(plain, hidden) if hidden else None
         self.constants = nn.Parameter(torch.zeros(constants)) if constants else None
         self.head = nn.Linear(plain + pieces + hidden, outputs)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw V from N(0, 1 / plain); set everything else to zero."""
-        nn.init.normal_(self.hidden.weight, std=1 / math.sqrt(self.plain))
-        for part in (self.hidden.bias, self.head.weight, self.head.bias, self.constants):
-            if part is not None:
-                nn.init.zeros_(part)
+        for part in self.parameters():
+            nn.init.zeros_(part)
+        if self.hidden is not None:
+            nn.init.normal_(self.hidden.weight, std=1 / math.sqrt(self.plain))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs (n, O) at inputs (n, plain + pieces)."""
-        units = functional.silu(self.hidden(x[..., : self.plain]))
-        outputs: Tensor = self.head(torch.cat([x, units], dim=-1))
+        if self.hidden is not None:
+            x = torch.cat([x, functional.silu(self.hidden(x[..., : self.plain]))], dim=-1)
+        outputs: Tensor = self.head(x)
         if not self.reference and self.constants is None:
             return outputs
         return self._completed(outputs, self.constants)
@@ -57,7 +59,7 @@ class TableNet(nn.Module):
     @property
     def num_units(self) -> int:
         """The number of hidden units, whose inputs are sampled."""
-        return self.hidden.out_features
+        return 0 if self.hidden is None else self.hidden.out_features
 
     @property
     def num_outputs(self) -> int:
@@ -75,8 +77,8 @@ class TableNet(nn.Module):
         )
         apart = torch.arange(self.outputs) * (self.constants is not None)
         found = {
-            "hidden.weight": torch.zeros_like(self.hidden.weight, dtype=torch.int64),
-            "hidden.bias": torch.zeros_like(self.hidden.bias, dtype=torch.int64),
+            "hidden.weight": torch.zeros(self.num_units, self.plain, dtype=torch.int64),
+            "hidden.bias": torch.zeros(self.num_units, dtype=torch.int64),
             "head.weight": apart[:, None] * 3 + columns,
             "head.bias": apart,
         }
@@ -90,18 +92,19 @@ class TableNet(nn.Module):
         """Return means and variances (n, O) of the outputs for independent Gaussian parameters of these moments.
 
         They are exact given the hidden units, whose inputs are sampled: local reparametrisation (Kingma et al. 2015)
-        with standard normal noise (n, units).
+        with standard normal noise (n, units). Without hidden units they are exact.
         """
         plain, width = x[..., : self.plain], self.plain + self.pieces
-        mean = functional.linear(plain, means["hidden.weight"], means["hidden.bias"])
-        variance = functional.linear(plain.square(), variances["hidden.weight"], variances["hidden.bias"])
-        units = functional.silu(torch.addcmul(mean, (variance + 1e-10).sqrt(), noise))
-        # Two products instead of one with the joined inputs, which would have to be copied.
         weight, spread = means["head.weight"], variances["head.weight"]
         mean = functional.linear(x, weight[..., :width], means["head.bias"])
-        mean = mean + functional.linear(units, weight[..., width:])
         variance = functional.linear(x.square(), spread[..., :width], variances["head.bias"])
-        variance = variance + functional.linear(units.square(), spread[..., width:])
+        if self.hidden is not None:
+            inner = functional.linear(plain, means["hidden.weight"], means["hidden.bias"])
+            around = functional.linear(plain.square(), variances["hidden.weight"], variances["hidden.bias"])
+            units = functional.silu(torch.addcmul(inner, (around + 1e-10).sqrt(), noise))
+            # Two products instead of one with the joined inputs, which would have to be copied.
+            mean = mean + functional.linear(units, weight[..., width:])
+            variance = variance + functional.linear(units.square(), spread[..., width:])
         if not self.reference and self.constants is None:
             return mean, variance
         return (
@@ -112,9 +115,12 @@ class TableNet(nn.Module):
     def stacked(self, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
         """Return the outputs (K, n, O) of K networks with stacked parameters at the same inputs (n, plain + pieces)."""
         width = self.plain + self.pieces
-        hidden, head = parameters["hidden.weight"], parameters["head.weight"]
-        units = functional.silu(x[..., : self.plain] @ hidden.mT + parameters["hidden.bias"].unsqueeze(-2))
-        outputs = x @ head[..., :width].mT + units @ head[..., width:].mT + parameters["head.bias"].unsqueeze(-2)
+        head = parameters["head.weight"]
+        outputs = x @ head[..., :width].mT + parameters["head.bias"].unsqueeze(-2)
+        if self.hidden is not None:
+            hidden = parameters["hidden.weight"]
+            units = functional.silu(x[..., : self.plain] @ hidden.mT + parameters["hidden.bias"].unsqueeze(-2))
+            outputs = outputs + units @ head[..., width:].mT
         if not self.reference and self.constants is None:
             return outputs
         constants = parameters.get("constants")

@@ -30,7 +30,11 @@ def headline_table(run: Run, names: Sequence[str]) -> Table:
     blocks = [
         (
             TITLE[row.model],
-            [("mean over clients", _cells(row.mean, names)), ("worst client", _cells(row.worst, names))],
+            [
+                ("mean over clients", _cells(row.mean, names)),
+                ("worst client", _cells(row.worst, names)),
+                *([("all rows together", _cells(pooled, names))] if (pooled := tables.pooled(run, row.model)) else []),
+            ],
         )
         for row in tables.headline(run)
     ]

@@ -29,6 +29,8 @@ class Metric:
     unit: str = ""
     nominal: float | None = None
     """The level to meet, for a metric that is neither to be maximised nor minimised."""
+    undefined: bool = False
+    """Whether some clients may have none: means leave these out, and tables show a dash."""
     score: bool = True
     """False for a number that is neither good nor bad: tables of results leave it out."""
 
@@ -38,7 +40,32 @@ METRICS = {
     "nll": Metric("NLL", "mean negative log-likelihood"),
     "brier": Metric("Brier score", "squared distance between probabilities and true label, from 0 to 2"),
     "ece": Metric("ECE", "expected calibration error: mean gap between confidence and accuracy, in 15 bins"),
+    "balanced_accuracy": Metric(
+        "Balanced accuracy",
+        "mean over the classes of the share of correct predictions",
+        larger_is_better=True,
+        decimals=2,
+        unit="%",
+    ),
+    "auroc": Metric(
+        "AUROC",
+        "probability that a row of a class gets a higher probability of it than another row; of more than two "
+        "classes, the mean over classes. A client whose rows have one class only has none",
+        larger_is_better=True,
+        undefined=True,
+    ),
+    "auprc": Metric(
+        "AUPRC",
+        "area under the precision-recall curve of the second class; of more than two classes, the mean over classes",
+        larger_is_better=True,
+        undefined=True,
+    ),
     "rmse": Metric("RMSE", "root mean squared error, in units of the target"),
+    "crps": Metric(
+        "CRPS",
+        "continuous ranked probability score: mean distance of predictions from the target, minus half of "
+        "their mean distance from each other, in units of the target",
+    ),
     "coverage": Metric(
         "Coverage",
         "share of targets inside the central 90 % prediction interval",
@@ -85,10 +112,10 @@ def metric(name: str) -> Metric:
 
 
 def format_estimate(name: str, estimate: Estimate) -> str:
-    """Format a mean and its standard deviation with the decimals of the metric, "n/a" if it is not finite."""
+    """Format a mean and its standard deviation with the decimals of the metric, "n/a" or a dash if it is not finite."""
     decimals = metric(name).decimals
     if not math.isfinite(estimate.value):
-        return "n/a"
+        return "–" if metric(name).undefined else "n/a"
     if estimate.std is None or not math.isfinite(estimate.std):
         return f"{estimate.value:.{decimals}f}"
     return f"{estimate.value:.{decimals}f} ± {estimate.std:.{decimals}f}"
@@ -149,6 +176,12 @@ def headline(run: Run) -> list[Row]:
     return [_row(run, model, estimators(run, model)[0]) for model in models(run)]
 
 
+def pooled(run: Run, model: str) -> dict[str, Estimate]:
+    """Return the scores of all clients' rows together by metric; empty for metrics that mean the same per client."""
+    scores = run.summary.pooled.get(model, {}) if run.summary else {}
+    return {name: Estimate(math.nan if value is None else value) for name, value in scores.items()}
+
+
 def every_estimator(run: Run) -> list[Row]:
     """Return one row per model and estimator: the final round."""
     return [_row(run, model, estimator) for model in models(run) for estimator in estimators(run, model)]
@@ -187,7 +220,7 @@ def leaders(runs: Sequence[Run], model: str) -> dict[str, int]:
 def curve(run: Run, model: str, estimator: str, name: str) -> list[tuple[int, Estimate]]:
     """Return the mean over clients by round."""
     return [
-        (record.round, over_seeds(mean_over_clients(numbers(logged), sizes(run, record))))
+        (record.round, over_seeds(mean_over_clients(numbers(logged), sizes(run, record), metric(name).undefined)))
         for record in evaluated(run)
         if (logged := record.scores(model).get(estimator, {}).get(name)) is not None
     ]
@@ -237,7 +270,7 @@ def by_seed(run: Run, records: Sequence[RoundRecord], model: str, estimator: str
     scored = [(record.scores(model), sizes(run, record)) for record in records]
     return np.stack(
         [
-            mean_over_clients(numbers(scores[estimator][name]), weights)
+            mean_over_clients(numbers(scores[estimator][name]), weights, metric(name).undefined)
             for scores, weights in scored
             if estimator in scores
         ]
@@ -250,20 +283,30 @@ def per_client(run: Run, model: str, name: str) -> list[Estimate]:
     return [over_seeds(values[:, client]) for client in range(values.shape[1])]
 
 
-def mean_over_clients(values: Floats, sizes: Floats) -> Floats:
+def mean_over_clients(values: Floats, sizes: Floats, undefined: bool = False) -> Floats:
     """Average values (seeds, clients) with weights `sizes`, so that every example counts the same.
 
     A client without examples has no weight. Any other missing number makes the mean NaN, so that the failure shows.
+    undefined: leave missing numbers out instead, since the metric is not defined for some clients.
     """
     tested = sizes > 0
+    if undefined:
+        known = np.isfinite(values) & tested
+        with np.errstate(invalid="ignore"):
+            return np.asarray((np.where(known, values, 0.0) * sizes).sum(1) / (known * sizes).sum(1))
     with np.errstate(invalid="ignore", over="ignore"):
         return np.average(values[:, tested], axis=1, weights=sizes[tested])
 
 
 def worst_client(name: str, values: Floats, sizes: Floats) -> Floats:
     """Return the worst value of each seed among the clients with examples, from values (seeds, clients)."""
+    values = values[:, sizes > 0]
+    if metric(name).undefined:  # clients without the metric are not the worst
+        known = np.isfinite(values)
+        values = np.where(known, values, np.inf if metric(name).larger_is_better else -np.inf)
+        values[~known.any(axis=1)] = np.nan
     worst = np.min if metric(name).larger_is_better else np.max
-    return np.asarray(worst(values[:, sizes > 0], axis=1))
+    return np.asarray(worst(values, axis=1))
 
 
 def over_seeds(values: Floats) -> Estimate:
@@ -308,7 +351,10 @@ def _row(run: Run, model: str, estimator: str) -> Row:
     return Row(
         model=model,
         estimator=estimator,
-        mean={name: over_seeds(mean_over_clients(array, weights)) for name, array in values.items()},
+        mean={
+            name: over_seeds(mean_over_clients(array, weights, metric(name).undefined))
+            for name, array in values.items()
+        },
         worst={name: over_seeds(worst_client(name, array, weights)) for name, array in values.items()},
     )
 

@@ -16,6 +16,7 @@ from pfedbayes.runs.folder import Run
 UNCERTAINTY = {
     "classification": ("entropy", "mutual_information"),
     "regression": ("deviation", "model_deviation"),
+    "count": ("deviation", "model_deviation"),
 }
 _MOST_LINES = 20  # clients that a line chart still separates
 _HIGH = 1.25  # times the median: the uncertainty of a client that gets a sentence

@@ -54,7 +54,8 @@ class CalibrationRecord:
         """The shapes of inputs and targets, for which the network was built."""
         target, pieces = self.preprocessing.target, self.preprocessing.pieces
         classes = None if target.classes is None else len(target.classes)
-        return TaskShape(tuple(self.preprocessing.shape), classes, self.num_targets, target.deviation, pieces)
+        shape = tuple(self.preprocessing.shape)
+        return TaskShape(shape, classes, self.num_targets, target.deviation, pieces, target)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from pfedbayes.runs.early_stopping import EarlyStopping
 from pfedbayes.runs.experiment import Experiment, build_federation
 from pfedbayes.runs.final_analysis import analyse_final_models
 from pfedbayes.runs.joining import judge_joining
-from pfedbayes.runs.resume import note_resumption, previous_run, refuse_other_data
+from pfedbayes.runs.resume import keep_schedule, note_resumption, note_schedule, previous_run, refuse_other_data
 
 CHECKPOINT_SHARE = 0.1  # at most this share of the time goes into checkpoints
 
@@ -75,6 +75,7 @@ def _execute(
     on_download: Callable[[str, int, int], None] | None,
     on_federation: Callable[[Federation], None] | None,
 ) -> Generator[Progress]:
+    experiment = keep_schedule(experiment, writer.folder)
     plan, checkpoint = previous_run(writer.folder, experiment, seeds, resume)
     shards = load_shards(experiment.data, data_dir, on_download)
     if plan is not None:
@@ -87,6 +88,7 @@ def _execute(
                 raise UserError(
                     f"{writer.folder} is already at round {checkpoint.round}: raise training.rounds to continue"
                 )
+            note_schedule(experiment, checkpoint.round)
             federation.restore(checkpoint.tensors, checkpoint.round, clients_file)
             if (writer.folder / runs.SUMMARY).exists() and checkpoint.round < experiment.training.rounds:
                 _keep_result(writer, federation)

@@ -16,18 +16,20 @@ from typing import Any
 import torch
 
 from pfedbayes.constraints import LARGEST_SEED
-from pfedbayes.data import DataConfig, Shards, TaskShape, holds_tables
+from pfedbayes.data import DataConfig, Preprocessing, Shards, TaskShape, holds_tables
 from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.plan import Plan, largest_batch, plan_for, run_size
 from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError, nearest, one_line
-from pfedbayes.maths.likelihoods import Classification, Likelihood, Regression, StudentT
+from pfedbayes.maths.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.memory import device_memory, host_memory, refuse_too_large
 from pfedbayes.methods import METHODS, Method
+from pfedbayes.methods.hierarchical import with_schedule
 from pfedbayes.nets import Init, Model, Net, TableNet, WithNoise, cnn, mlp, vgg
 from pfedbayes.nets.import_path import build_module, is_import_path
 from pfedbayes.runs.config import build, parse_override, read_toml
 from pfedbayes.runs.copies import Copies, copies_of
+from pfedbayes.runs.outcomes import outcome_of
 from pfedbayes.runs.sections import TABLE_WIDTH, Evaluation, Execution, NetConfig
 
 MOST_SEEDS = 1000  # federations that are trained at once
@@ -179,6 +181,7 @@ def resolve(sections: Mapping[str, Any], changes: Sequence[Change] = ()) -> Expe
     net = NetConfig.from_section(merged["net"])
     method = build(METHODS[chosen], merged["method"], "method")
     training = build(Training, merged["training"], "training")
+    method = with_schedule(method, training.rounds * training.local_steps)
     evaluation = build(Evaluation, merged["evaluation"], "evaluation")
     has_validation = data.validation > 0 or data.split_column is not None
     if evaluation.split == "validation" and not has_validation:
@@ -261,15 +264,25 @@ def build_model(net: NetConfig, task: TaskShape, method: Method) -> Model:
         sizes = [math.prod(shape), *(net.hidden or ()), outputs]
         refuse_too_large(sum((a + 1) * b for a, b in pairwise(sizes)) * 4, host_memory(), "the network", "net.hidden")
         module = mlp(sizes, net.activation)
-    likelihood: Likelihood = Classification()
+    if task.target is not None and task.target.task == "count":
+        raise UserError(f"counts need the network for tables: leave net.name = {net.name!r} and net.hidden out")
+    likelihood: Likelihood = Classification(ranking=task.target is not None)
     if task.num_classes is None:
         likelihood = Regression(net.sigma_eps and net.sigma_eps / task.unit, task.unit)
         module = module if net.sigma_eps is not None else WithNoise(module)
     return Model(Net(module), likelihood, method.habits.pixels)
 
 
+def table_model(fitted: Preprocessing, method: Method) -> Model:
+    """Build the model that `pfedbayes run` builds for tables with this preprocessing, where no table is at hand."""
+    target = fitted.target
+    num_classes = None if target.classes is None else len(target.classes)
+    task = TaskShape(fitted.shape, num_classes, 1, target.deviation, fitted.pieces)
+    return build_model(_settle(NetConfig(), method, "table", (TABLE_WIDTH,)), task, method)
+
+
 def _table_model(net: NetConfig, task: TaskShape, method: Method) -> tuple[Net, Likelihood]:
-    """Return the network for tables and its likelihood: one logit for two classes, Student's t for numbers."""
+    """Return the network for tables and its likelihood."""
     if len(task.inputs) != 1 or task.num_targets != 1:
         raise UserError(
             f"the network for tables takes columns and predicts one target, the data have shape {task.inputs} and "
@@ -282,13 +295,8 @@ def _table_model(net: NetConfig, task: TaskShape, method: Method) -> tuple[Net, 
     def make(outputs: int, constants: int = 0, reference: bool = False) -> Net:
         return Net(TableNet(plain, task.pieces, width, outputs, constants, reference))
 
-    if task.num_classes is None:
-        if net.sigma_eps is not None:
-            return make(1), Regression(net.sigma_eps / task.unit, task.unit)
-        return make(2, constants=2), StudentT(None, task.unit)
-    if task.num_classes == 2 and method.needs.outputs is None:
-        return make(1, reference=True), Classification()
-    return make(method.needs.outputs or task.num_classes), Classification()
+    outcome = outcome_of(net, task, method.needs.outputs)
+    return make(outcome.outputs, outcome.constants, outcome.reference), outcome.likelihood
 
 
 def _refuse_large_rounds(experiment: Experiment, shards: Shards, model: Model, num_seeds: int, plan: Plan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,9 +46,11 @@ class _Prediction:
 
 def analyse_final_models(federation: FederatedModels, evaluation: Evaluation) -> FinalAnalysis:
     """Compute what is computed for the final models only, with the headline estimator."""
+    likelihood = federation.model.likelihood
     clients = _client_facts(federation, scored_clients(federation, evaluation))
-    if federation.model.likelihood.task != "classification":
-        return FinalAnalysis(clients=clients)
+    scores = _pooled_scores(federation, evaluation) if likelihood.pooled_metrics else {}
+    if likelihood.task != "classification":
+        return FinalAnalysis(clients=clients, pooled=scores)
     samples, split = evaluation.samples, evaluation.split
     data, headline = federation.data, headline_estimator(federation.method, samples)
     spec = EstimatorSpec(samples, (headline,), evaluation.sampling)
@@ -74,7 +77,30 @@ def analyse_final_models(federation: FederatedModels, evaluation: Evaluation) ->
         )
         curves[which] = _risk_coverage(*(torch.cat(parts) for parts in zip(*pooled, strict=True))) if pooled else None
     examples = _examples(data.shards, getattr(data.shards, split), predicted)
-    return FinalAnalysis(diagrams, curves, clients, examples)
+    return FinalAnalysis(diagrams, curves, clients, examples, scores)
+
+
+def _pooled_scores(federation: FederatedModels, evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
+    """Return the scores of all clients' rows together: the mean over seeds, by model; None where it is undefined."""
+    likelihood, samples = federation.model.likelihood, evaluation.samples
+    headline = headline_estimator(federation.method, samples)
+    spec = EstimatorSpec(samples, (headline,), evaluation.sampling)
+    found: dict[str, dict[str, float | None]] = {}
+    for which in available_models(federation.method):
+        parts: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        for block in predict_blocks(federation, which, evaluation.split, spec, evaluation.clients):
+            gists = likelihood.gist(block.outputs[headline])
+            for seed, *rows in zip(
+                block.seeds, *(each.chunk(len(block.seeds)) for each in (gists, block.y)), strict=True
+            ):
+                parts.setdefault(seed, []).append((rows[0].flatten(0, 1), rows[1].flatten(0, 1)))
+        if not parts:
+            continue
+        pairs = [[torch.cat(each) for each in zip(*rows, strict=True)] for rows in parts.values()]
+        means = torch.stack([likelihood.pooled_scores(*pair) for pair in pairs]).mean(0).tolist()
+        names = likelihood.pooled_metrics
+        found[which] = {name: mean if math.isfinite(mean) else None for name, mean in zip(names, means, strict=True)}
+    return found
 
 
 def _risk_coverage(log_probs: Tensor, y: Tensor) -> RiskCoverage:

@@ -13,7 +13,6 @@ from torch import Tensor
 from pfedbayes.engine.federation import Federation
 from pfedbayes.evaluation.estimators import Which
 from pfedbayes.evaluation.posterior import trained_model
-from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.runs.experiment import Experiment, copies_of_run
 from pfedbayes.runs.schema import JoiningRecord
 from pfedbayes.trust.calibration import DRAWS, Fold
@@ -59,6 +58,7 @@ def _losses(federation: Federation, client: int, index: int, rows: Tensor) -> ND
     which: Which = "personal" if federation.method.about.personal else "shared"
     outputs = trained_model(federation, which, client, index).outputs(DRAWS)(batch.x)
     nll = torch.stack([likelihood.nll(draw, batch.y) for draw in outputs])
-    unit = math.log(likelihood.unit) if isinstance(likelihood, Regression) else 0.0
-    losses: NDArray[np.float64] = (math.log(len(nll)) - torch.logsumexp(-nll, 0) + unit).double().numpy(force=True)
+    losses: NDArray[np.float64] = (
+        (math.log(len(nll)) - torch.logsumexp(-nll, 0) + likelihood.offset).double().numpy(force=True)
+    )
     return losses

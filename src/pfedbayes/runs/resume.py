@@ -13,6 +13,7 @@ from pfedbayes import runs
 from pfedbayes.data import Shards
 from pfedbayes.engine.plan import Plan
 from pfedbayes.errors import UserError
+from pfedbayes.methods import Hierarchical
 from pfedbayes.runs.experiment import Experiment
 
 log = logging.getLogger("pfedbayes")
@@ -45,6 +46,34 @@ def previous_run(
         )
     resting = experiment.execution.resting or plan.resting
     return dataclasses.replace(plan, resting=resting), checkpoint
+
+
+def keep_schedule(experiment: Experiment, folder: Path) -> Experiment:
+    """Keep the recorded length of the learning rates' schedule if only the number of rounds has changed.
+
+    Only schedules that both times were as long as the run count, since those follow from the number of rounds.
+    """
+    if not (folder / runs.INFO).exists() or not isinstance(experiment.method, Hierarchical):
+        return experiment
+    before = runs.read_run(folder, log_bytes=0).experiment
+    method = before.method
+    whole = [one.training.rounds * one.training.local_steps for one in (before, experiment)]
+    if not isinstance(method, Hierarchical) or [method.anneal, experiment.method.anneal] != whole:
+        return experiment
+    return dataclasses.replace(experiment, method=dataclasses.replace(experiment.method, anneal=method.anneal))
+
+
+def note_schedule(experiment: Experiment, after_round: int) -> None:
+    """Tell the user if rounds remain but the learning rates have fallen to zero."""
+    method, training = experiment.method, experiment.training
+    if not isinstance(method, Hierarchical) or method.anneal is None or after_round >= training.rounds:
+        return
+    if after_round * training.local_steps >= method.anneal:
+        log.warning(
+            "note: the learning rates have already fallen to zero (method.anneal=%d), so further rounds change little: "
+            "start a new run for a longer schedule",
+            method.anneal,
+        )
 
 
 def note_resumption(info: runs.RunInfo, device: str, after_round: int) -> runs.RunInfo:

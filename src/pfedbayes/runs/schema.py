@@ -242,6 +242,8 @@ class FinalAnalysis:
     """By model, over all seeds and clients."""
     clients: ClientFacts | None = None
     examples: list[Example] = field(default_factory=list)
+    pooled: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    """By model and metric, scores over the rows of all clients together, mean over seeds; None if undefined."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class NetConfig:
     name: str | None = None
     """"mlp", "table", "vgg", "cnn", or the import path of your own module, "my_module:MyNet". Default: what fits."""
     hidden: tuple[int, ...] | None = None
-    """Widths of the hidden layers of an MLP, or of the one hidden layer of the network for tables."""
+    """Widths of the hidden layers of an MLP, or of the one hidden layer of the network for tables (0: no layer)."""
     activation: Literal["relu", "tanh"] = "relu"
     head: Literal["mlp3", "linear"] = "mlp3"
     """Classifier of the VGG."""
@@ -39,6 +39,8 @@ class NetConfig:
     """Normalisation layers of the VGG."""
     init: Init | None = None
     """See `Net.init`. Default: what the method's paper uses."""
+    likelihood: Literal["student-t", "gaussian", "negative-binomial", "poisson"] | None = None
+    """Distribution of a target, with the network for tables. Default: the first of its task."""
     sigma_eps: Positive[float] | None = None
     """Noise of a regression, in units of its target. Default: learned."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -50,8 +52,9 @@ class NetConfig:
             raise ValueError(
                 f"name is {self.name!r}: choose one of {', '.join(NETS)}, or a module like my_module:MyNet"
             )
-        if any(width < 1 for width in self.hidden or ()):
-            raise ValueError(f"hidden widths must be at least 1, got {list(self.hidden or ())}")
+        least = 0 if self.name == "table" else 1
+        if any(width < least for width in self.hidden or ()):
+            raise ValueError(f"hidden widths must be at least {least}, got {list(self.hidden or ())}")
         if self.name == "table" and self.hidden is not None and len(self.hidden) != 1:
             raise ValueError(
                 f"the network for tables has one hidden layer, so hidden is one width, e.g. [{TABLE_WIDTH}]"

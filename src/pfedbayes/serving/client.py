@@ -21,7 +21,7 @@ from pfedbayes.data.own.new_rows import read_chunks
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Served
 from pfedbayes.evaluation.posterior import OutputFunction, Weights
-from pfedbayes.maths.likelihoods import Likelihood, Regression
+from pfedbayes.maths.likelihoods import Likelihood, is_of_numbers
 from pfedbayes.maths.metrics import confidence, decompose_uncertainty, log_average, moments
 from pfedbayes.runs.sections import NetConfig
 from pfedbayes.serving.tables import open_table
@@ -101,7 +101,7 @@ class Client:
 
     def predictor(self, options: Options) -> Predictor:
         """Calibrate the client for these options."""
-        regression = isinstance(self.likelihood, Regression)
+        regression = self.likelihood.predicts != "labels"
         if regression and options.error is not None:
             raise UserError(
                 "--error bounds the share of wrong labels, but this model predicts numbers: leave --error out, or use "
@@ -151,7 +151,7 @@ class Predictor:
         """Return the predictions for inputs x (n, ...) by column."""
         target = self.client.preprocessing.target
         width = self.options.samples * len(target.classes or (0,))
-        make = self._numbers if isinstance(self.client.likelihood, Regression) else self._labels
+        make = {"labels": self._labels, "numbers": self._numbers}[self.client.likelihood.predicts]
         parts = [make(self.outputs(part).cpu()) for part in torch.split(x, max(1, OUTPUTS_AT_ONCE // width))]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
@@ -176,16 +176,16 @@ class Predictor:
         }
 
     def _numbers(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
-        assert isinstance(self.client.likelihood, Regression)  # noqa: S101, checked by `columns`
+        assert is_of_numbers(self.client.likelihood)  # noqa: S101, checked by `columns`
         target, likelihood = self.client.preprocessing.target, self.client.likelihood
         predicted = moments(likelihood, outputs)
         low, high = conformal.interval(predicted, self.guarantees.sets)
-        reach = math.sqrt(2) * float(torch.erfinv(torch.tensor(self.options.coverage, dtype=torch.float64)))
+        lower, upper = likelihood.interval(outputs, self.options.coverage)
         noise = (predicted.deviation.square() - predicted.model_deviation.square()).clamp_min(0).sqrt()
         places = {
             "mean": predicted.mean,
-            "lower": predicted.mean - reach * predicted.deviation,
-            "upper": predicted.mean + reach * predicted.deviation,
+            "lower": lower,
+            "upper": upper,
             "conformal_lower": low,
             "conformal_upper": high,
         }
@@ -203,7 +203,7 @@ class Predictor:
     def statements(self) -> list[str]:
         """Return sentences on what is guaranteed, from how many examples, and what is not."""
         sets, rule = self.guarantees
-        kind = "intervals" if isinstance(self.client.likelihood, Regression) else "sets"
+        kind = "sets" if self.client.likelihood.predicts == "labels" else "intervals"
         sentences = [f"conformal {kind}: {sets.statement()}"]
         if rule is not None:
             sentences.append(f"abstention: {rule.statement()}{self._hint()}")

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from pfedbayes.data.own.readers import optional
 from pfedbayes.errors import UserError
 from pfedbayes.files.writing import write_file
-from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.nets import Pixels
 from pfedbayes.serving.client import Client, Options
 from pfedbayes.serving.portable import client_bytes
@@ -43,16 +42,15 @@ class MeanNetwork(nn.Module):
         self.module = client.weights.model.net.module(client.weights.mean).float()
         self.pixels: Pixels | None = client.weights.model.pixels if client.preprocessing.image else None
         self.target = client.preprocessing.target
-        self.learned_noise = isinstance(client.likelihood, Regression) and client.likelihood.sigma_eps is None
+        self.likelihood = client.likelihood
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the predictions."""
         if self.pixels is not None:
             x = x / 255 if self.pixels == "unit" else x * (2 / 255) - 1
         outputs: Tensor = self.module(x)
-        if self.target.classes is not None:
-            return outputs.softmax(-1)
-        return (outputs[:, :-1] if self.learned_noise else outputs) * self.target.deviation + self.target.mean
+        predicted = self.likelihood.point(outputs)
+        return predicted if self.target.classes is not None else predicted * self.target.deviation + self.target.mean
 
 
 def export(client: Client, path: Path, kind: str = "safetensors", options: Options | None = None) -> None:

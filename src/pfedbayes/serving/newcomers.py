@@ -14,7 +14,6 @@ from pfedbayes.data.splits import SplitPurpose, held_out
 from pfedbayes.engine.personalisation import personalise
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.posterior import OutputFunction, trained_model
-from pfedbayes.maths.metrics import METRICS, scores
 from pfedbayes.runs.calibration import read_calibration
 from pfedbayes.serving.client import Client
 from pfedbayes.serving.saved_models import saved_models
@@ -113,8 +112,8 @@ def join(
     own, shared = model.outputs(DRAWS), saved.trained_model("shared", 0).outputs(DRAWS)
 
     def figures(outputs: OutputFunction) -> dict[str, float]:
-        values = scores(likelihood, outputs(held.x), held.y).tolist() if len(held.y) else ()
-        return dict(zip(METRICS[likelihood.task], values, strict=False))
+        values = likelihood.scores(outputs(held.x), held.y).tolist() if len(held.y) else ()
+        return dict(zip(likelihood.metrics, values, strict=False))
 
     client = Client(
         name=name,

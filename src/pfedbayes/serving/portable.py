@@ -24,6 +24,7 @@ from pfedbayes.nets import Model, Net, Pixels, WithNoise
 from pfedbayes.nets.import_path import build_module, is_import_path, refuse_untrusted
 from pfedbayes.nets.layers import describe, rebuild
 from pfedbayes.runs.calibration import read_safetensors
+from pfedbayes.runs.outcomes import as_object, of_object, require_width
 from pfedbayes.runs.schema import FORMAT
 from pfedbayes.runs.sections import NetConfig
 from pfedbayes.serving.client import Client, Options, Predictor
@@ -43,6 +44,7 @@ class _About:
     module: dict[str, Any] | None
     """The import path of the module and its settings."""
     learned_noise: bool
+    """Whether a `WithNoise` around the layers adds the learned noise of a regression."""
     sigma_eps: float | None
     parameters: list[Any]
     """Name and shape of each parameter, for other programs."""
@@ -54,6 +56,8 @@ class _About:
     """For other programs; this package computes them from the scores."""
     statements: list[str]
     notes: list[str]
+    likelihood: dict[str, Any] | None = None
+    """The distribution of the target and its numbers, see `outcomes.of_object`; None in files of early versions."""
 
 
 def client_bytes(client: Client, options: Options | None = None) -> bytes:
@@ -78,6 +82,7 @@ def client_bytes(client: Client, options: Options | None = None) -> bytes:
         module=own_module,
         learned_noise=isinstance(module, WithNoise),
         sigma_eps=likelihood.sigma_eps if isinstance(likelihood, Regression) else None,
+        likelihood=as_object(likelihood),
         parameters=[[name, list(part.shape)] for name, part in module.named_parameters()],
         pixels=weights.model.pixels,
         seed=weights.seed,
@@ -121,14 +126,17 @@ def read_client(path: Path, device: str = "auto", trust_module: bool = False) ->
         about = from_json(_About, content)
         preprocessing = Preprocessing.from_object(about.preprocessing, str(path))
         likelihood: Likelihood = Classification()
-        if about.task == "regression":
+        if about.likelihood is not None:
+            likelihood = of_object(about.likelihood)
+        elif about.task == "regression":
             likelihood = Regression(about.sigma_eps, preprocessing.target.deviation)
         noise = about.sigma_eps
         if not 0 <= about.seed < 2**64 or (noise is not None and not 0 < noise < math.inf):
             raise ValueError("its seed or its noise is not a number that it can have")
-        if about.task == "regression" and about.learned_noise != (noise is None):
+        early = about.likelihood is None and about.task == "regression"
+        if early and about.learned_noise != (noise is None):
             raise ValueError("its noise must be either known or learned")
-        if about.task != preprocessing.target.task:
+        if about.task != preprocessing.target.task or about.task != likelihood.task:
             raise ValueError("its task does not fit its target")
         net = NetConfig.from_section(about.module or {})
         if about.layers is None and not is_import_path(net.name):
@@ -136,6 +144,7 @@ def read_client(path: Path, device: str = "auto", trust_module: bool = False) ->
         mean, deviation = _weights(tensors)
         refuse_untrusted(net.name if about.layers is None else None, path, trust_module)
         model = Model(Net(_module(about, preprocessing, net, mean.numel())), likelihood, about.pixels)
+        require_width(likelihood, model.net)
         if model.net.num_params != mean.numel():
             raise ValueError(f"it holds {mean.numel():,} parameters of {model.net.num_params:,}")
         weights = Weights(model, mean.to(where), None if deviation is None else deviation.to(where), about.seed)

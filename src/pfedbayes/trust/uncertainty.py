@@ -21,7 +21,6 @@ from pfedbayes.maths.metrics import (
     accuracy,
     adaptive_ece,
     aurc,
-    auroc,
     brier,
     confidence,
     decompose_uncertainty,
@@ -32,6 +31,7 @@ from pfedbayes.maths.metrics import (
     temperature,
     tempered,
 )
+from pfedbayes.maths.ranking import auroc
 from pfedbayes.trust import abstention, conformal
 
 OTHER_SET = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}

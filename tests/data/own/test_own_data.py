@@ -148,8 +148,7 @@ def test_the_preset_is_shown_before_anything_is_done(here, run):
     output = run(*CLINICS, "--dry-run")
     for section, values in OWN_TABLES.items():
         assert f"[{section}]" in output
-        for key, value in values.items():
-            assert f"{key} = " in output
+        assert all(f"{key} = " in output for key in values)
     assert "alpha" not in output  # what has no meaning for files is left out
     assert "outcome: classification into gesund, krank" in output
     assert sorted(path.name for path in here.iterdir()) == ["clinics.csv"]

@@ -288,7 +288,7 @@ def split_rows(client: int, table: Table, target: str, config: DataConfig) -> di
     column = table.columns[target]
     values = column.codes.astype(np.int64) if isinstance(column, Texts) else np.unique(column, return_inverse=True)[1]
     few = isinstance(column, Texts) or len(np.unique(values)) <= MAX_INTEGER_CLASSES
-    labels = values if few and config.task != "regression" else None
+    labels = values if few and config.task not in ("regression", "count") else None
     cut: dict[str, Rows] = {"train": np.arange(len(table))}
     fractions = [
         ("test", config.test_fraction, SplitPurpose.TEST_CUT),

@@ -102,6 +102,8 @@ class Target:
     """Mean of the numbers, which are standardised for training."""
     deviation: float = 1.0
     """Standard deviation of the numbers."""
+    rate: float = 1.0
+    """Mean of counts, which stay as they are."""
 
     def encode(self, table: Table) -> NDArray[Any]:
         """Return labels (n,) or standardised numbers (n, 1)."""
@@ -111,6 +113,8 @@ class Target:
                 raise UserError(
                     f"{table.where}: the target {self.name!r} holds text, but the models predict numbers: correct it"
                 )
+            if self.task == "count":
+                _require_counts(table, self.name, column)
             standard = (column - self.mean) / self.deviation
             _require_near(table, self.name, column, standard)
             return standard.astype(np.float32)[:, None]
@@ -123,6 +127,16 @@ class Target:
                 "correct the row or remove it"
             )
         return labels
+
+
+def _require_counts(table: Table, name: str, column: Numbers) -> None:
+    """Refuse numbers that are no counts."""
+    if len(odd := np.flatnonzero((column < 0) | (column != np.rint(column)))):
+        row = int(odd[0])
+        raise UserError(
+            f"{table.place(row)}: {name!r} is {column[row]:g}, but a count is a whole number of at least 0: correct "
+            "the cell or remove the row, or use --task regression"
+        )
 
 
 def _require_near(table: Table, name: str, column: Numbers, standard: NDArray[Any]) -> None:
@@ -150,9 +164,11 @@ def infer_task(column: ColumnSummary) -> Task:
 
 def _target(column: ColumnSummary, task: Task | None) -> Target:
     task = task or infer_task(column)
-    if task == "regression":
+    if task in ("regression", "count"):
         if column.kind == "category":
             raise UserError(f"the target {column.name!r} holds text: leave --task out, or write numbers")
+        if task == "count":
+            return Target(column.name, task, rate=max(column.mean, 1 / max(column.count, 1)))
         return Target(column.name, task, None, column.mean, deviation_of(column))
     if column.values is None or len(column.values) > MAX_CLASSES:
         raise UserError(
@@ -252,6 +268,8 @@ class Preprocessing:
             what = f"{'images' if self.image else 'arrays'} of shape {' x '.join(map(str, self.shape))}"
         if self.target.classes is not None:
             task = f"classification into {_list(self.target.classes)}"
+        elif self.target.task == "count":
+            task = f"counts (mean {self.target.rate:.4g})"
         else:
             task = f"regression (mean {self.target.mean:.4g}, standard deviation {self.target.deviation:.4g})"
         return f"{what}; {self.target.name}: {task}"
@@ -262,6 +280,8 @@ class Preprocessing:
         for column in content["inputs"]:
             if not column["edges"]:  # the object and its digest are those of earlier versions
                 del column["edges"], column["centres"]
+        if self.target.task != "count":
+            del content["target"]["rate"]
         return {"format": FORMAT, **content}
 
     def to_json(self) -> str:
@@ -310,13 +330,15 @@ class Preprocessing:
         lists = [names, *(column.categories for column in self.inputs), self.target.classes or ()]
         if any(len(set(own)) < len(own) for own in lists):
             raise ValueError("a column, category or class is listed twice")
+        if not 0 < self.target.rate < math.inf:
+            raise ValueError(f"the mean of the counts {self.target.name!r} is {self.target.rate}")
         if not self.shape or min(self.shape) < 1 or math.prod(self.shape) > MAX_NUMBERS:
             raise ValueError(f"shape is {self.shape}")
         for column in self.inputs:
             require_sound_pieces(Pieces(column.edges, column.centres), MAX_PIECES if column.kind == "number" else 0)
         if self.inputs and self.shape != (_width(self.inputs),):
             raise ValueError(f"shape is {self.shape}, but the columns have other widths")
-        if (self.target.task == "regression") != (self.target.classes is None) or self.target.classes == ():
+        if (self.target.task != "classification") != (self.target.classes is None) or self.target.classes == ():
             raise ValueError(f"the target of a {self.target.task} has the classes {self.target.classes}")
 
 

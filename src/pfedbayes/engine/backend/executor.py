@@ -75,14 +75,22 @@ class Executor:
         """Run `client_round` for these members, in chunks that fit the memory."""
         setup = self._setup
         chunk = self.plan.chunk or len(members)
-        parts = []
+        sizes = setup.data.batch_sizes[members]
+        parts: list[Trained] = []
+        trained: Trained
         try:
+            if setup.method.needs.full_batch and chunk < len(members) and not self.plan.graph:
+                # Clients with training sets of like size together, so that little is padding.
+                order = np.argsort(sizes, kind="stable")
+                for some in np.split(order, range(chunk, len(order), chunk)):
+                    own = pick((clients, received), setup.send(some))
+                    parts.append(self._train_part(members, batches, some, *own))
+                trained = pick(concat(parts), setup.send(np.argsort(order)))
+                return trained
             for start in range(0, len(members), chunk):
                 part = slice(start, start + chunk)
-                shard, weight = setup.of_members((setup.shard, setup.weight), members[part])
-                names = setup.send(batches.names[:, part]) if self.plan.noise == "philox" else batches.names[:, part]
-                work = Work(setup.send(batches.rows[:, :, part]), weight, names)
-                trained = self._local_training(pick(clients, part), pick(received, part), shard, work)
+                own = pick((clients, received), part)
+                trained = self._train_part(members, batches, np.arange(len(members))[part], *own)
                 # A replay overwrites what the one before it has returned.
                 parts.append(tree_map(torch.clone, trained) if self.plan.graph and chunk < len(members) else trained)
             whole: Trained = concat(parts)
@@ -99,3 +107,18 @@ class Executor:
         self._local_training = self._make_local_training()
         torch.cuda.empty_cache()
         return self._train(members, batches, clients, received)
+
+    def _train_part(
+        self, members: list[int], batches: Batches, part: NDArray[np.int64], clients: State, received: State
+    ) -> Trained:
+        """Run `client_round` for the members at these places, of which `clients` and `received` are the states."""
+        setup, ids = self._setup, [members[k] for k in part]
+        width = batches.rows.shape[3] if self.plan.graph else int(setup.data.batch_sizes[ids].max())
+        shard, weight = setup.of_members((setup.shard, setup.weight), ids)
+        names = batches.names[:, part]
+        work = Work(
+            setup.send(batches.rows[:, :, part, :width]),
+            weight[:, :width],
+            setup.send(names) if self.plan.noise == "philox" else names,
+        )
+        return self._local_training(clients, received, shard, work)

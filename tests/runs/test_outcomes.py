@@ -1,0 +1,77 @@
+"""Outcomes that people have, from a table to predictions, the report and an export."""
+
+import json
+
+import numpy as np
+import pandas
+import pytest
+
+import pfedbayes as package
+from pfedbayes.errors import UserError
+from pfedbayes.report import write
+from pfedbayes.runs.execute import execute
+from pfedbayes.runs.experiment import read_experiment
+from pfedbayes.serving.export import export
+
+SHORT = ["training.rounds=10", "training.evaluate_every=5", "evaluation.folds=2", "evaluation.alone=false"]
+
+
+def visits(size=120, seed=0):
+    """Visits of patients of three clinics; the third has a single row."""
+    rng = np.random.default_rng(seed)
+    age, clinic = rng.uniform(-1, 1, size), rng.choice(["a", "b"], size).astype(object)
+    clinic[0] = "c"
+    visits = rng.negative_binomial(3, 3 / (3 + np.exp(1 + age)))
+    return pandas.DataFrame({"age": age, "clinic": clinic, "visits": visits})
+
+
+def run(folder, table, target, *settings):
+    table.to_csv(folder / "table.csv", index=False)
+    data = [f"data.path={folder / 'table.csv'}", f"data.target={target}", "data.client_column=clinic"]
+    for _ in execute(read_experiment(None, [*data, *SHORT, *settings]), folder / "run", [1]):
+        pass
+    return folder / "run"
+
+
+@pytest.mark.parametrize("likelihood", ["negative-binomial", "poisson"])
+def test_counts_from_table_to_export(tmp_path, likelihood):
+    chosen = [f"net.likelihood={likelihood}"] if likelihood == "poisson" else []
+    folder = run(tmp_path, visits(), "visits", "data.task=count", *chosen)
+    summary = json.loads((folder / "run.json").read_text())
+    assert summary["task"] == "count"
+    assert write([folder], tmp_path / "report.html").stat().st_size > 10_000
+    for name in ("a", "c"):
+        client = package.open_client(folder, name)
+        ours = pandas.DataFrame(client.predict(visits(30, seed=1).drop(columns="visits")))
+        assert ((ours["lower"] >= 0) & (ours["lower"] <= ours["upper"])).all()
+        assert (ours["lower"] == ours["lower"].round()).all()
+        assert 1 < ours["mean"].mean() < 6
+        export(client, tmp_path / f"{name}.safetensors")
+        again = package.open_client(tmp_path / f"{name}.safetensors")
+        theirs = pandas.DataFrame(again.predict(visits(30, seed=1).drop(columns="visits")))
+        pandas.testing.assert_frame_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("value", [-1, 2.5])
+def test_what_is_no_count_is_one_clear_line(tmp_path, value):
+    table = visits(40)
+    table["visits"] = table["visits"].astype(float)
+    table.loc[5, "visits"] = value
+    with pytest.raises(UserError, match=rf"line 7: 'visits' is {value}, but a count is a whole number"):
+        run(tmp_path, table, "visits", "data.task=count")
+
+
+def test_a_likelihood_of_another_task_is_refused(tmp_path):
+    with pytest.raises(UserError, match="the task is count: choose one of negative-binomial, poisson"):
+        run(tmp_path, visits(40), "visits", "data.task=count", "net.likelihood=gaussian")
+    with pytest.raises(UserError, match="counts need the network for tables"):
+        run(tmp_path, visits(40), "visits", "data.task=count", "net.name=mlp")
+
+
+def test_a_class_that_one_client_has_is_no_problem(tmp_path):
+    table = visits(60)
+    table["kind"] = np.where(table["age"] > 0, "old", "young")
+    table.loc[0, "kind"] = "unknown"  # the single row of clinic c
+    folder = run(tmp_path, table.drop(columns="visits"), "kind")
+    found = package.open_client(folder, "c").predict(table.drop(columns=["visits", "kind"]))
+    assert {"p_old", "p_unknown", "p_young"} <= set(found)
