@@ -121,6 +121,13 @@ def predict(about: dict, weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor,
     """Return probabilities (n, C) and their spread over draws; for regression, means and deviations (n, d)."""
     drawn, target = outputs(about, weights, x), about["preprocessing"]["target"]
     if target["classes"] is not None:
+        if (about.get("likelihood") or {}).get("name") == "ordinal":
+            equal = torch.logit(torch.arange(1, drawn.shape[-1]) / drawn.shape[-1])
+            steps = equal.diff() * drawn[..., 2:].clamp(-15, 15).exp()
+            first = equal[:1] + drawn[..., 1:2]
+            ends = torch.cat([first, first + steps.cumsum(-1)], -1) - drawn[..., :1]
+            below = nn.functional.pad(nn.functional.pad(ends.sigmoid(), (0, 1), value=1.0), (1, 0))
+            drawn = below.diff().log()
         chances = drawn.softmax(-1)
         return chances.mean(0), chances.std(0, correction=0)
     means, noise = drawn, torch.tensor(about["sigma_eps"] or 0.0)

@@ -1,12 +1,15 @@
 """Outcomes that people have, from a table to predictions, the report and an export."""
 
 import json
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pandas
 import pytest
 
 import pfedbayes as package
+from pfedbayes.data.own.new_rows import read_chunks
 from pfedbayes.errors import UserError
 from pfedbayes.report import write
 from pfedbayes.runs.execute import execute
@@ -33,6 +36,14 @@ def run(folder, table, target, *settings):
     return folder / "run"
 
 
+def _example(path, rows, client):
+    """Return what examples/load_export.py predicts from an exported file."""
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "load_export.py"))
+    about, weights = example["load"](path)
+    (chunk,) = read_chunks(rows, client.preprocessing)
+    return example["predict"](about, weights, chunk.x)
+
+
 @pytest.mark.parametrize("likelihood", ["negative-binomial", "poisson"])
 def test_counts_from_table_to_export(tmp_path, likelihood):
     chosen = [f"net.likelihood={likelihood}"] if likelihood == "poisson" else []
@@ -50,6 +61,10 @@ def test_counts_from_table_to_export(tmp_path, likelihood):
         again = package.open_client(tmp_path / f"{name}.safetensors")
         theirs = pandas.DataFrame(again.predict(visits(30, seed=1).drop(columns="visits")))
         pandas.testing.assert_frame_equal(ours, theirs)
+        rows = visits(30, seed=1).drop(columns="visits")
+        means, deviations = _example(tmp_path / f"{name}.safetensors", {key: rows[key] for key in rows}, client)
+        np.testing.assert_allclose(means[:, 0], ours["mean"], rtol=1e-4)
+        np.testing.assert_allclose(deviations[:, 0], ours["deviation"], rtol=1e-4)
 
 
 @pytest.mark.parametrize("value", [-1, 2.5])
@@ -75,3 +90,23 @@ def test_a_class_that_one_client_has_is_no_problem(tmp_path):
     folder = run(tmp_path, table.drop(columns="visits"), "kind")
     found = package.open_client(folder, "c").predict(table.drop(columns=["visits", "kind"]))
     assert {"p_old", "p_unknown", "p_young"} <= set(found)
+
+
+def test_ordered_classes_from_table_to_export(tmp_path):
+    table = visits().drop(columns="visits")
+    table["grade"] = np.select([table["age"] < -0.3, table["age"] < 0.4], ["low", "mid"], "high")
+    with pytest.raises(UserError, match="has the classes high, low, mid: list each of them once in --order"):
+        run(tmp_path, table, "grade", "data.task=ordinal")
+    folder = run(tmp_path, table, "grade", "data.task=ordinal", 'data.order=["low", "mid", "high"]')
+    client = package.open_client(folder, "a")
+    assert client.preprocessing.target.classes == ("low", "mid", "high")
+    new = table.drop(columns="grade")
+    ours = pandas.DataFrame(client.predict(new))
+    assert (ours["label"] == table["grade"]).mean() > 0.6
+    np.testing.assert_allclose(ours[["p_low", "p_mid", "p_high"]].sum(axis=1), 1, rtol=1e-5)
+    assert write([folder], tmp_path / "report.html").stat().st_size > 10_000
+    export(client, tmp_path / "a.safetensors")
+    again = package.open_client(tmp_path / "a.safetensors")
+    pandas.testing.assert_frame_equal(ours, pandas.DataFrame(again.predict(new)))
+    chances, _ = _example(tmp_path / "a.safetensors", {name: new[name] for name in new}, client)
+    np.testing.assert_allclose(chances, ours[["p_low", "p_mid", "p_high"]], atol=1e-4)

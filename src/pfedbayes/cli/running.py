@@ -63,7 +63,11 @@ def run(
         str | None, typer.Option(help="The column with the client of each row, if there is not one file per client.")
     ] = None,
     task: Annotated[
-        str | None, typer.Option(help="classification, regression or count. Default: inferred from the target.")
+        str | None,
+        typer.Option(help="classification, regression, count or ordinal. Default: inferred."),
+    ] = None,
+    order: Annotated[
+        str | None, typer.Option(help="The classes of an ordinal target, lowest first: low,mid,high.")
     ] = None,
     net: Annotated[
         str | None, typer.Option(help="mlp, vgg, cnn, or your own torch.nn.Module as my_module:MyNet.")
@@ -104,6 +108,7 @@ def run(
     }  # fmt: skip
     overrides = [
         *(f"{key}={json.dumps(str(value), ensure_ascii=False)}" for key, value in flags.items() if value is not None),
+        *([f"data.order={json.dumps(order.split(','), ensure_ascii=False)}"] if order else []),
         *(settings or []),
     ]
     if resume and experiment is None and out is not None and (out / runs.INFO).exists():

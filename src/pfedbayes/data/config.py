@@ -14,7 +14,7 @@ Name = Literal["mnist", "fashion-mnist", "cifar10", "blobs", "regression", "file
 Size = Literal["small", "medium", "large"]
 Labels = Literal["two-block", "sliding", "random", "dirichlet", "iid"]
 SplitRule = Literal["stratified", "shuffle", "overlap"]
-Task = Literal["classification", "regression", "count"]
+Task = Literal["classification", "regression", "ordinal", "count"]
 Fraction = Annotated[float, Interval(at_least=0, less_than=1)]
 
 PIECES = 6
@@ -40,7 +40,7 @@ PROTOCOLS: dict[Name, Protocol] = {
 }
 # Settings that apply to one kind of data only.
 FILES_ONLY = ("path", "target", "client_column", "split_column", "task", "categories", "ignore", "image_size",
-              "pieces")  # fmt: skip
+              "pieces", "order")  # fmt: skip
 NOT_FILES = (
     "size", "clients", "labels", "labels_per_client", "train_per_label", "test_per_label", "examples", "alpha", "split",
     "features", "classes", "noise", "dir",
@@ -105,7 +105,9 @@ class DataConfig:
     split_column: str | None = None
     """A column that assigns each row to "train", "validation" or "test", instead of the two fractions."""
     task: Task | None = None
-    """Classification or regression is inferred from the target if not given; a count is not."""
+    """Classification or regression is inferred from the target if not given; a count and an order are not."""
+    order: tuple[str, ...] = ()
+    """The classes of an ordinal target, lowest first; numbers need none."""
     categories: tuple[str, ...] = ()
     """Columns of numbers that are categories."""
     ignore: tuple[str, ...] = ()

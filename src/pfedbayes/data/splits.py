@@ -65,9 +65,11 @@ def folds_of(labels: Rows | None, size: int, count: int, stream: int, seed: int)
 
     labels: (size,), or None. stream, seed: the key of the random draw.
     """
-    order, other = permutations(seed, stream, size, 0, 2)
+    (order,) = permutations(seed, stream, size, 0, 1)
+    # Number `size` shares no random words with the order. The start is one of all folds, also for a client of few rows.
+    ((start, *_),) = permutations(seed, stream, count, size, 1)
     if labels is not None:
         order = order[np.argsort(labels[order], kind="stable")]
     fold = np.empty(size, dtype=np.int64)
-    fold[order] = (np.arange(size) + other[0]) % count
+    fold[order] = (np.arange(size) + start) % count
     return fold

@@ -218,7 +218,7 @@ def _with_label_prior(
     federation: FederatedModels, outputs: dict[str, Tensor], seeds: Sequence[int], clients: list[int]
 ) -> dict[str, Tensor]:
     """Return the same estimators with the label prior of each client; none in regression."""
-    if not federation.data.shards.num_classes:
+    if federation.model.likelihood.task != "classification":
         return {}
     prior = federation.data.label_priors[clients].repeat(len(seeds), 1)[:, None]
     averages = {name: log_average(output) for name, output in outputs.items()}

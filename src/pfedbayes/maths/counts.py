@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pfedbayes.maths import metrics
 from pfedbayes.maths.gaussian import sampled
+from pfedbayes.maths.likelihoods import differentiate
 from pfedbayes.maths.mixtures import incomplete_beta
 
 CAP = 15.0  # log-rates beyond are continued linearly, so that no rate overflows
@@ -70,6 +71,9 @@ class Poisson:
         """Return the expectation in closed form: E[exp(f)] = exp(m + v/2), capped."""
         rate = self.unit * capped_exp(mean[..., 0] + variance[..., 0] / 2)
         return self._nll(rate, mean[..., 0], y[..., 0])
+
+    def grad_expected_nll(self, mean: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        return differentiate(self, mean, variance, y, noise)
 
     def mean_and_noise(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the expected count and the standard deviation of the count, each (..., 1)."""

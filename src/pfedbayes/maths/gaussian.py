@@ -101,6 +101,11 @@ def barycentre(v: Tensor, weights: Tensor) -> Tensor:
     return torch.stack([mean, rho_of(variance.sqrt())])
 
 
+def grad_of_variance(in_sample: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
+    """Return the gradient in the variance, given that in `sampled(mean, variance, noise)`."""
+    return in_sample * noise / (2 * (variance + 1e-12).sqrt())
+
+
 def sampled(mean: Tensor, variance: Tensor, noise: Tensor) -> Tensor:
     """Return mean + sqrt(variance) noise, with a finite gradient where the variance is 0."""
     return torch.addcmul(mean, (variance + 1e-12).sqrt(), noise)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pfedbayes.maths import metrics, mixtures, ranking
-from pfedbayes.maths.gaussian import sampled, sigma
+from pfedbayes.maths.gaussian import grad_of_variance, sampled, sigma
 
 
 class Likelihood(Protocol):
@@ -48,6 +48,10 @@ class Likelihood(Protocol):
         """
         ...
 
+    def grad_expected_nll(self, mean: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients (n, ...) of the sum of `expected_nll` in the moments, see `differentiate`."""
+        ...
+
     def scores(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the `metrics` (..., M) of the averaged prediction of outputs (..., K, n, ...) for targets (..., n)."""
         ...
@@ -76,6 +80,19 @@ class NumberLikelihood(Likelihood, metrics.Numbers, Protocol):
 def is_of_numbers(likelihood: Likelihood) -> TypeGuard[NumberLikelihood]:
     """Return whether a likelihood predicts numbers."""
     return likelihood.predicts == "numbers"
+
+
+class LabelLikelihood(Likelihood, Protocol):
+    """A likelihood of classes."""
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Return logits (..., C), whose softmax are the probabilities of the classes."""
+        ...
+
+
+def is_of_labels(likelihood: Likelihood) -> TypeGuard[LabelLikelihood]:
+    """Return whether a likelihood predicts classes."""
+    return likelihood.predicts == "labels"
 
 
 @dataclass(frozen=True)
@@ -131,6 +148,12 @@ class Classification:
     def expected_nll(self, mean: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> Tensor:
         """Return the cross-entropy of sampled logits."""
         return self.nll(sampled(mean, variance, noise), y)
+
+    def grad_expected_nll(self, mean: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of the cross-entropy, which is softmax - one-hot in the logits."""
+        classes = torch.arange(mean.shape[-1], device=mean.device)
+        in_logits = sampled(mean, variance, noise).softmax(-1) - (y[..., None] == classes).to(mean.dtype)
+        return in_logits, grad_of_variance(in_logits, variance, noise)
 
 
 @dataclass(frozen=True)
@@ -196,6 +219,9 @@ class Regression:
         count = means.shape[-1]
         squares = (y - mean[..., :count]).square() + variance[..., :count]
         return (0.5 * squares / deviation.square() + torch.log(deviation) + 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def grad_expected_nll(self, mean: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        return differentiate(self, mean, variance, y, noise)
 
 
 @dataclass(frozen=True)
@@ -267,6 +293,39 @@ class StudentT(Gaussian):
         _, log_scale, freedom = self.location_scale_freedom(sampled(mean, variance, noise))
         squares = (y - mean[..., :1]).square() + variance[..., :1]
         return _student_nll(squares, log_scale, freedom).sum(-1)
+
+    def grad_expected_nll(self, mean: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of the bound, with z = squares / (freedom scale^2) and its share z / (1 + z)."""
+        _, log_scale, freedom = self.location_scale_freedom(sampled(mean, variance, noise))
+        residual = y - mean[..., :1]
+        precision = (-2 * log_scale).exp() / freedom
+        z = (residual.square() + variance[..., :1]) * precision
+        share = z / (1 + z)
+        in_squares = (freedom + 1) / 2 * precision / (1 + z)
+        in_log_scale = 1 - (freedom + 1) * share
+        in_freedom = 0.5 * (
+            torch.log1p(z)
+            - (freedom + 1) / freedom * share
+            + torch.digamma(freedom / 2)
+            - torch.digamma((freedom + 1) / 2)
+            + 1 / freedom
+        )
+        in_sampled = torch.cat([0.3 * in_log_scale, in_log_scale, (freedom - 2) * in_freedom], dim=-1)
+        in_mean = torch.cat([-2 * residual * in_squares, in_sampled], dim=-1)
+        spreads = grad_of_variance(in_sampled, variance[..., 1:], noise[..., 1:])
+        return in_mean, torch.cat([in_squares, spreads], dim=-1)
+
+
+def differentiate(
+    likelihood: Likelihood, mean: Tensor, variance: Tensor, y: Tensor, noise: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of the sum of `expected_nll` in the moments, by automatic differentiation."""
+
+    def total(mean: Tensor, variance: Tensor) -> Tensor:
+        return likelihood.expected_nll(mean, variance, y, noise).sum()
+
+    grads: tuple[Tensor, Tensor] = torch.func.grad(total, argnums=(0, 1))(mean, variance)
+    return grads
 
 
 def _student_nll(squares: Tensor, log_scale: Tensor, freedom: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ RANKING = ("balanced_accuracy", "auroc", "auprc")
 METRICS = {
     "classification": ("accuracy", "nll", "brier", "ece", *RANKING, "entropy", "mutual_information"),
     "regression": ("rmse", "nll", "crps", "coverage", "deviation", "model_deviation"),
+    "ordinal": ("accuracy", "nll", "brier", "ece", "mae", "entropy", "mutual_information"),
     "count": ("rmse", "nll", "coverage", "deviation", "model_deviation"),
 }
 BINS = 15  # confidence bins of the calibration errors

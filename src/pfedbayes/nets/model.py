@@ -91,6 +91,20 @@ class Model(NamedTuple):
             per_example = self.likelihood.expected_nll(*moments, batch.y, noise[..., units:])
         return (batch.weight * per_example).sum()
 
+    def grad_expected_nll(self, mean: Tensor, variance: Tensor, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of `expected_nll` in mean and variance (T,)."""
+        units = self.net.num_units or 0
+
+        def of_outputs(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+            in_mean, in_variance = self.likelihood.grad_expected_nll(mean, variance, batch.y, noise[..., units:])
+            return batch.weight[..., None] * in_mean, batch.weight[..., None] * in_variance
+
+        x = self.inputs(batch.x, mean.dtype)
+        found = self.net.gradients(mean, variance, x, noise[..., :units], of_outputs)
+        if found is None:
+            found = torch.func.grad(self.expected_nll, argnums=(0, 1))(mean, variance, batch, noise)
+        return found
+
     def grad_nll(self, theta: Tensor, batch: Batch) -> Tensor:
         """Return the gradient of `nll` in theta."""
         grad: Tensor = torch.func.grad(self.nll)(theta, batch)

@@ -126,6 +126,22 @@ class Net:
         outputs = self(torch.addcmul(mean, variance.sqrt(), noise), x)
         return outputs, torch.zeros_like(outputs)
 
+    def gradients(
+        self,
+        mean: Tensor,
+        variance: Tensor,
+        x: Tensor,
+        noise: Tensor,
+        of_outputs: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return the gradients of a loss in mean and variance (T,), see `TableNet.gradients`; None for other nets."""
+        if not isinstance(self._plain, TableNet):
+            return None
+        means, variances = (dict(zip(self._names, self._parts(each), strict=True)) for each in (mean, variance))
+        found = self._plain.gradients(means, variances, x, noise, of_outputs)
+        in_mean, in_variance = (torch.cat([each[name].flatten() for name in self._names]) for each in found)
+        return in_mean, in_variance
+
     def blocks(self) -> Blocks:
         """Return the blocks of weights that have a scale in common: those of a `TableNet`, else each parameter."""
         if isinstance(self._plain, TableNet):

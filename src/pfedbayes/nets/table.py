@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -94,15 +94,80 @@ class TableNet(nn.Module):
         They are exact given the hidden units, whose inputs are sampled: local reparametrisation (Kingma et al. 2015)
         with standard normal noise (n, units). Without hidden units they are exact.
         """
-        plain, width = x[..., : self.plain], self.plain + self.pieces
+        hidden = self._hidden(means, variances, x, noise)
+        return self._head(means, variances, x, hidden)
+
+    def gradients(
+        self,
+        means: dict[str, Tensor],
+        variances: dict[str, Tensor],
+        x: Tensor,
+        noise: Tensor,
+        of_outputs: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the gradients of a loss in the means and variances of the parameters: the chain rule for `moments`.
+
+        It is faster than automatic differentiation, which takes longer to follow a small network than to compute it.
+
+        of_outputs: returns the gradients (n, O) of the loss in the moments of the outputs, at these moments.
+        """
+        hidden = self._hidden(means, variances, x, noise)
+        moments = self._head(means, variances, x, hidden)
+        in_mean, in_variance = of_outputs(*moments)
+        first, last = int(self.reference), self.reference + self.outputs
+        found: list[dict[str, Tensor]] = [{}, {}]
+        if self.constants is not None:
+            for each, grad in zip(found, (in_mean, in_variance), strict=True):
+                each["constants"] = grad[..., last:].sum(-2)
+        in_mean, in_variance = in_mean[..., first:last], in_variance[..., first:last]
+        of_means, of_variances = found
+        of_means["head.bias"], of_variances["head.bias"] = in_mean.sum(-2), in_variance.sum(-2)
+        of_means["head.weight"], of_variances["head.weight"] = in_mean.mT @ x, in_variance.mT @ x.square()
+        if hidden is None:
+            return of_means, of_variances
+        units, inner, deviation = hidden
+        width = self.plain + self.pieces
+        of_means["head.weight"] = torch.cat([of_means["head.weight"], in_mean.mT @ units], -1)
+        of_variances["head.weight"] = torch.cat([of_variances["head.weight"], in_variance.mT @ units.square()], -1)
+        in_units = in_mean @ means["head.weight"][..., width:]
+        in_units = in_units + 2 * units * (in_variance @ variances["head.weight"][..., width:])
+        gate = torch.sigmoid(inner)
+        in_inner = in_units * gate * (1 + inner * (1 - gate))  # the derivative of silu
+        in_around = in_inner * noise / (2 * deviation)
+        plain = x[..., : self.plain]
+        of_means["hidden.weight"], of_means["hidden.bias"] = in_inner.mT @ plain, in_inner.sum(-2)
+        of_variances["hidden.weight"] = in_around.mT @ plain.square()
+        of_variances["hidden.bias"] = in_around.sum(-2)
+        return of_means, of_variances
+
+    def _hidden(
+        self, means: dict[str, Tensor], variances: dict[str, Tensor], x: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return the hidden units, their sampled inputs, and the deviations of these, each (n, units)."""
+        if self.hidden is None:
+            return None
+        plain = x[..., : self.plain]
+        inner = functional.linear(plain, means["hidden.weight"], means["hidden.bias"])
+        around = functional.linear(plain.square(), variances["hidden.weight"], variances["hidden.bias"])
+        deviation = (around + 1e-10).sqrt()
+        inner = torch.addcmul(inner, deviation, noise)
+        return functional.silu(inner), inner, deviation
+
+    def _head(
+        self,
+        means: dict[str, Tensor],
+        variances: dict[str, Tensor],
+        x: Tensor,
+        hidden: tuple[Tensor, Tensor, Tensor] | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return means and variances (n, O) of the outputs, given the hidden units."""
+        width = self.plain + self.pieces
         weight, spread = means["head.weight"], variances["head.weight"]
         mean = functional.linear(x, weight[..., :width], means["head.bias"])
         variance = functional.linear(x.square(), spread[..., :width], variances["head.bias"])
-        if self.hidden is not None:
-            inner = functional.linear(plain, means["hidden.weight"], means["hidden.bias"])
-            around = functional.linear(plain.square(), variances["hidden.weight"], variances["hidden.bias"])
-            units = functional.silu(torch.addcmul(inner, (around + 1e-10).sqrt(), noise))
+        if hidden is not None:
             # Two products instead of one with the joined inputs, which would have to be copied.
+            units = hidden[0]
             mean = mean + functional.linear(units, weight[..., width:])
             variance = variance + functional.linear(units.square(), spread[..., width:])
         if not self.reference and self.constants is None:

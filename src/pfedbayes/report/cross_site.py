@@ -6,8 +6,6 @@ import math
 from html import escape
 
 import numpy as np
-from scipy.cluster.hierarchy import leaves_list, linkage
-from scipy.spatial.distance import pdist
 
 from pfedbayes.evaluation.cross_site import CrossSite
 from pfedbayes.report import draw, tables
@@ -70,6 +68,9 @@ def figure(run: Run) -> Figure | None:
 
 def order_clients(matrix: CrossSite) -> list[int]:
     """Return the order in which clients are shown: as they are, or neighbours alike if there are too many to read."""
+    from scipy.cluster.hierarchy import leaves_list, linkage  # noqa: PLC0415, takes half as long as torch to import
+    from scipy.spatial.distance import pdist  # noqa: PLC0415
+
     clients = len(matrix.names)
     if clients <= _MOST_NUMBERS:
         return list(range(clients))

@@ -47,6 +47,7 @@ METRICS = {
         decimals=2,
         unit="%",
     ),
+    "mae": Metric("MAE", "mean distance between the predicted and the true class, in steps of their order"),
     "auroc": Metric(
         "AUROC",
         "probability that a row of a class gets a higher probability of it than another row; of more than two "

@@ -16,6 +16,7 @@ from pfedbayes.runs.folder import Run
 UNCERTAINTY = {
     "classification": ("entropy", "mutual_information"),
     "regression": ("deviation", "model_deviation"),
+    "ordinal": ("entropy", "mutual_information"),
     "count": ("deviation", "model_deviation"),
 }
 _MOST_LINES = 20  # clients that a line chart still separates

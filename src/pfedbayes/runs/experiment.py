@@ -264,8 +264,9 @@ def build_model(net: NetConfig, task: TaskShape, method: Method) -> Model:
         sizes = [math.prod(shape), *(net.hidden or ()), outputs]
         refuse_too_large(sum((a + 1) * b for a, b in pairwise(sizes)) * 4, host_memory(), "the network", "net.hidden")
         module = mlp(sizes, net.activation)
-    if task.target is not None and task.target.task == "count":
-        raise UserError(f"counts need the network for tables: leave net.name = {net.name!r} and net.hidden out")
+    if task.target is not None and task.target.task in ("count", "ordinal"):
+        kind = "counts" if task.target.task == "count" else "ordered classes"
+        raise UserError(f"{kind} need the network for tables: leave net.name = {net.name!r} and net.hidden out")
     likelihood: Likelihood = Classification(ranking=task.target is not None)
     if task.num_classes is None:
         likelihood = Regression(net.sigma_eps and net.sigma_eps / task.unit, task.unit)
@@ -277,7 +278,7 @@ def table_model(fitted: Preprocessing, method: Method) -> Model:
     """Build the model that `pfedbayes run` builds for tables with this preprocessing, where no table is at hand."""
     target = fitted.target
     num_classes = None if target.classes is None else len(target.classes)
-    task = TaskShape(fitted.shape, num_classes, 1, target.deviation, fitted.pieces)
+    task = TaskShape(fitted.shape, num_classes, 1, target.deviation, fitted.pieces, target)
     return build_model(_settle(NetConfig(), method, "table", (TABLE_WIDTH,)), task, method)
 
 

@@ -7,9 +7,11 @@ import math
 from typing import Any, NamedTuple
 
 from pfedbayes.data import TaskShape
+from pfedbayes.data.own.summaries import MAX_CLASSES
 from pfedbayes.errors import UserError
 from pfedbayes.maths.counts import NegativeBinomial, Poisson
 from pfedbayes.maths.likelihoods import Classification, Gaussian, Likelihood, Regression, StudentT
+from pfedbayes.maths.ordinal import Ordinal
 from pfedbayes.nets import Net
 from pfedbayes.runs.sections import NetConfig
 
@@ -24,6 +26,7 @@ NAMES: dict[str, type[Any]] = {
     "regression": Regression,
     "gaussian": Gaussian,
     "student-t": StudentT,
+    "ordinal": Ordinal,
     "poisson": Poisson,
     "negative-binomial": NegativeBinomial,
 }
@@ -58,6 +61,9 @@ def outcome_of(net: NetConfig, task: TaskShape, width: int | None) -> Outcome:
         if chosen == "poisson":
             return Outcome(Poisson(task.target.rate), outputs=1)
         return Outcome(NegativeBinomial(task.target.rate), outputs=1, constants=1)
+    if name == "ordinal":
+        classes = task.num_classes or 2
+        return Outcome(Ordinal(classes=classes), outputs=1, constants=classes - 1)
     if name == "regression":
         if net.sigma_eps is not None:
             return Outcome(Gaussian(net.sigma_eps / task.unit, task.unit), outputs=1)
@@ -84,6 +90,8 @@ def of_object(content: dict[str, Any]) -> Likelihood:
     for name, value in values.items():
         positive = type(value) in (int, float) and 0 < value < math.inf
         known = type(value) is bool if name == "ranking" else positive or (name == "sigma_eps" and value is None)
+        if name == "classes":
+            known = type(value) is int and 2 <= value <= MAX_CLASSES
         if not known:
             raise ValueError(f"{name} of its likelihood is {str(value)[:40]}")
     likelihood: Likelihood = kind(**values)
@@ -93,6 +101,8 @@ def of_object(content: dict[str, Any]) -> Likelihood:
 def require_width(likelihood: Likelihood, net: Net) -> None:
     """Raise ValueError unless a network for tables has the outputs that the likelihood reads."""
     wanted = WIDTHS.get(type(likelihood))
+    if isinstance(likelihood, Ordinal):
+        wanted = likelihood.classes
     if type(likelihood) is Gaussian and net.num_outputs:
         wanted = 1 + (likelihood.sigma_eps is None)
     if wanted is not None and net.num_outputs != wanted:

@@ -21,7 +21,7 @@ from pfedbayes.data.own.new_rows import read_chunks
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Served
 from pfedbayes.evaluation.posterior import OutputFunction, Weights
-from pfedbayes.maths.likelihoods import Likelihood, is_of_numbers
+from pfedbayes.maths.likelihoods import Likelihood, is_of_labels, is_of_numbers
 from pfedbayes.maths.metrics import confidence, decompose_uncertainty, log_average, moments
 from pfedbayes.runs.sections import NetConfig
 from pfedbayes.serving.tables import open_table
@@ -157,6 +157,8 @@ class Predictor:
 
     def _labels(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
         classes = self.client.preprocessing.target.classes or ()
+        assert is_of_labels(self.client.likelihood)  # noqa: S101, checked by `columns`
+        outputs = self.client.likelihood.logits(outputs)
         log_probs = log_average(outputs)
         uncertainty = decompose_uncertainty(outputs, log_probs)
         probs = log_probs.exp().numpy()

@@ -238,6 +238,7 @@ def _shards(tables: Mapping[str, Table], target: str, config: DataConfig, others
         ],
         config.task,
         config.pieces,
+        config.order,
     )
     preprocessing = replace(fitted, others=(*others, *fitted.others))
     return _encoded(own, cuts, preprocessing, config.path or "the tables")

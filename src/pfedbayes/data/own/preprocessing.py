@@ -31,6 +31,7 @@ from pfedbayes.data.own.columns import (
     Table,
     Texts,
     as_text,
+    canonical,
     missing,
     places,
 )
@@ -57,11 +58,13 @@ MAX_NUMBERS = 2**28  # of one example
 FARTHEST = 1e12  # standard deviations of a number from the mean of the training data; networks overflow beyond
 
 
-def combine(summaries: Sequence[ClientSummary], task: Task | None = None, pieces: int = PIECES) -> Preprocessing:
+def combine(
+    summaries: Sequence[ClientSummary], task: Task | None = None, pieces: int = PIECES, order: Sequence[str] = ()
+) -> Preprocessing:
     """Fit the preprocessing to the summaries of all clients.
 
     task: inferred from the target if not given. pieces: bins of the piecewise-linear encoding of a column of numbers,
-    or 0. There are none for summaries without quantiles.
+    or 0. There are none for summaries without quantiles. order: the classes of an ordinal target, lowest first.
     """
     if not 0 <= pieces <= MAX_PIECES:
         raise UserError(f"pieces is {pieces}: give a number between 0 and {MAX_PIECES}")
@@ -83,7 +86,7 @@ def combine(summaries: Sequence[ClientSummary], task: Task | None = None, pieces
         raise UserError("there is no column to predict from: add columns besides the target")
     target = merge([summary.target for summary in summaries], summaries)
     empty = tuple(column.name for column in columns if not column.kind)
-    return Preprocessing(inputs, shape, _target(target, task), image=first.image, others=empty)
+    return Preprocessing(inputs, shape, _target(target, task, order), image=first.image, others=empty)
 
 
 def _width(inputs: Sequence[Input]) -> int:
@@ -162,7 +165,7 @@ def infer_task(column: ColumnSummary) -> Task:
     return "classification" if column.kind == "category" or (column.whole and few) else "regression"
 
 
-def _target(column: ColumnSummary, task: Task | None) -> Target:
+def _target(column: ColumnSummary, task: Task | None, order: Sequence[str] = ()) -> Target:
     task = task or infer_task(column)
     if task in ("regression", "count"):
         if column.kind == "category":
@@ -180,7 +183,21 @@ def _target(column: ColumnSummary, task: Task | None) -> Target:
             f"the target {column.name!r} is {column.values[0]!r} in every row: add rows of another class, or choose "
             "another target"
         )
+    if task == "ordinal":
+        return Target(column.name, task, _ordered(column.name, column.values, column.kind, order))
     return Target(column.name, task, column.values)
+
+
+def _ordered(name: str, classes: tuple[str, ...], kind: Kind | None, order: Sequence[str]) -> tuple[str, ...]:
+    """Return the classes of an ordinal target in their order: as given, or numbers by value."""
+    given = tuple(map(canonical, order))
+    if not given and kind == "number":
+        return classes
+    if len(set(given)) < len(given) or not set(classes) <= set(given):
+        raise UserError(
+            f"the target {name!r} has the classes {_list(classes)}: list each of them once in --order, lowest first"
+        )
+    return given
 
 
 @dataclass(frozen=True)
@@ -267,7 +284,8 @@ class Preprocessing:
         else:
             what = f"{'images' if self.image else 'arrays'} of shape {' x '.join(map(str, self.shape))}"
         if self.target.classes is not None:
-            task = f"classification into {_list(self.target.classes)}"
+            kind = "ordered classes" if self.target.task == "ordinal" else "classification into"
+            task = f"{kind} {_list(self.target.classes)}"
         elif self.target.task == "count":
             task = f"counts (mean {self.target.rate:.4g})"
         else:
@@ -338,7 +356,7 @@ class Preprocessing:
             require_sound_pieces(Pieces(column.edges, column.centres), MAX_PIECES if column.kind == "number" else 0)
         if self.inputs and self.shape != (_width(self.inputs),):
             raise ValueError(f"shape is {self.shape}, but the columns have other widths")
-        if (self.target.task != "classification") != (self.target.classes is None) or self.target.classes == ():
+        if (self.target.task in ("regression", "count")) != (self.target.classes is None) or self.target.classes == ():
             raise ValueError(f"the target of a {self.target.task} has the classes {self.target.classes}")
 
 

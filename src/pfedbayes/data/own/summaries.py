@@ -221,7 +221,9 @@ def _target_values(column: Column, task: Task | None) -> dict[str, Any]:
         return {"values": _categories(column, MAX_CLASSES), "whole": False}
     numbers = np.unique(column[~np.isnan(column)])
     whole = bool((numbers == np.rint(numbers)).all())
-    most = {"classification": MAX_CLASSES, "regression": 0, "count": 0, None: MAX_INTEGER_CLASSES if whole else 0}[task]
+    inferred = MAX_INTEGER_CLASSES if whole else 0
+    classes: dict[Task | None, int] = {"classification": MAX_CLASSES, "ordinal": MAX_CLASSES, None: inferred}
+    most = classes.get(task, 0)
     return {"values": None if len(numbers) > most else tuple(map(as_text, numbers)), "whole": whole}
 
 
