@@ -12,16 +12,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pfedbayes
-
 DATA = Path(__file__).parent / "heart.csv"
 NEWCOMER = "switzerland"
 COMMANDS = (
     "pfedbayes run --data hospitals.csv --target disease --client-column hospital --out run",
     "pfedbayes predict run --client cleveland --input cleveland_new.csv --error 0.2 -o cleveland_predicted.csv",
     "pfedbayes run --data three.csv --target disease --client-column hospital --out three",
+    "pfedbayes personalize three --data switzerland.csv",
+    "pfedbayes predict three --client switzerland --input switzerland_new.csv --error 0.2 -o switzerland_predicted.csv",
 )
-TRAINS = (0, 2)  # the commands that take options of pfedbayes run
 
 Rows = list[dict[str, str]]
 
@@ -56,10 +55,11 @@ def write_tables(folder: Path) -> dict[str, Rows]:
     return new
 
 
-def compare(name: str, predicted: Rows, patients: Rows) -> str:
-    """Return how predictions agree with the diagnoses."""
-    pairs = [(row, patient["disease"]) for row, patient in zip(predicted, patients, strict=True)]
-    answers = [row["label"] == truth for row, truth in pairs if str(row["abstain"]).lower() == "false"]
+def compare(folder: Path, name: str, patients: Rows) -> str:
+    """Return how the predictions agree with the diagnoses."""
+    with (folder / f"{name}_predicted.csv").open(newline="") as file:
+        pairs = [(row, patient["disease"]) for row, patient in zip(csv.DictReader(file), patients, strict=True)]
+    answers = [row["label"] == truth for row, truth in pairs if row["abstain"] == "false"]
     covered = sum(truth in row["conformal_set"].split("|") for row, truth in pairs)
     return (
         f"{name}: {len(pairs)} new patients, {len(answers)} of them answered, {sum(answers)} of these right; "
@@ -68,22 +68,15 @@ def compare(name: str, predicted: Rows, patients: Rows) -> str:
 
 
 def main(folder: Path, options: list[str]) -> None:
-    """Run the commands as you would type them, let Switzerland join, and compare predictions with diagnoses."""
+    """Run the commands as you would type them, then compare the predictions with the diagnoses."""
     new = write_tables(folder)
-    for k, command in enumerate(COMMANDS):
-        words = [*shlex.split(command), *(options if k in TRAINS else [])]
+    for command in COMMANDS:
+        words = [*shlex.split(command), *(options if command.startswith("pfedbayes run") else [])]
         print("$", shlex.join(words), flush=True)
         subprocess.run([sys.executable, "-m", *words], cwd=folder, check=True)
-    print("$ # Switzerland joins")
-    joined = pfedbayes.join(folder / "three", folder / f"{NEWCOMER}.csv")
-    columns = joined.client.predict(folder / f"{NEWCOMER}_new.csv", error=0.2)
-    predicted = {NEWCOMER: [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]}
-    print(*joined.describe(), *joined.client.statements(error=0.2), sep="\n")
     print("$ # what was found out later")
-    with (folder / "cleveland_predicted.csv").open(newline="") as file:
-        predicted["cleveland"] = list(csv.DictReader(file))
     for name, patients in new.items():
-        print(compare(name, predicted[name], patients))
+        print(compare(folder, name, patients))
 
 
 if __name__ == "__main__":

@@ -13,11 +13,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import pfedbayes
-
 COMMANDS = (
     "pfedbayes run --data pupils/known.csv --target score --client-column school --out run",
     "pfedbayes predict run --client {school} --input pupils/new.csv -o pupils/predicted.csv",
+    "pfedbayes personalize run --data pupils/newcomer.csv --client {newcomer}",
 )
 
 
@@ -55,10 +54,10 @@ def write_tables(source: Path, folder: Path) -> tuple[str, str, list[float]]:
 
 
 def main(source: Path, folder: Path, options: list[str]) -> None:
-    """Run the commands as you would type them, compare the predictions with the scores, and let a school join."""
+    """Run the commands as you would type them, let a school join, and compare the predictions with the scores."""
     school, newcomer, truth = write_tables(source, folder / "pupils")
     for k, command in enumerate(COMMANDS):
-        words = [*shlex.split(command.format(school=school)), *(options if k == 0 else [])]
+        words = [*shlex.split(command.format(school=school, newcomer=newcomer)), *(options if k == 0 else [])]
         print("$", shlex.join(words), flush=True)
         subprocess.run([sys.executable, "-m", *words], cwd=folder, check=True)
     print("$ # the scores of the new pupils")
@@ -68,9 +67,6 @@ def main(source: Path, folder: Path, options: list[str]) -> None:
         for row, score in zip(predicted, truth, strict=True)
     ]
     print(f"{school}: {sum(inside)} of {len(inside)} new pupils lie within their conformal interval")
-    print("$ # a school that joins later")
-    joined = pfedbayes.join(folder / "run", folder / "pupils" / "newcomer.csv", name=newcomer)
-    print(*joined.describe(), sep="\n")
 
 
 if __name__ == "__main__":

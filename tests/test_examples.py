@@ -26,7 +26,7 @@ def table(path):
 
 
 def test_four_hospitals_go_from_a_csv_to_predictions_that_may_abstain(tmp_path):
-    output = run("four_hospitals.py", tmp_path, "--set", "training.rounds=20", "--set", "method.anneal=80")
+    output = run("four_hospitals.py", tmp_path, "--set", "training.rounds=20")
     names = ["cleveland", "hungarian", "switzerland", "va"]
     result = runs.read_run(tmp_path / "run")
     assert result.info.clients == names
@@ -53,7 +53,7 @@ def test_schools_predict_scores_with_intervals_and_let_a_school_join(tmp_path):
         for k, (name, count) in enumerate(sizes.items()):
             for first, second in rng.normal(size=(count, 2)):
                 pupils.writerow([f"{first:.3f}", f"{second:.3f}", f"{20 + 5 * first + k + rng.normal():.1f}", name])
-    output = run("schools.py", source, tmp_path / "out", "--set", "training.rounds=20", "--set", "method.anneal=80")
+    output = run("schools.py", source, tmp_path / "out", "--set", "training.rounds=20")
     assert runs.read_run(tmp_path / "out" / "run").info.clients == ["a", "c", "d"]
     inside, new = map(int, re.search(r"^d: (\d+) of (\d+) new pupils lie within", output, re.MULTILINE).groups())
     assert new == 10

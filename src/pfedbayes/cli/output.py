@@ -30,11 +30,12 @@ def describe_data(federation: Federation) -> list[str]:
     shards = federation.shards
     if shards.preprocessing is None:
         return []
-    sizes = [f"{sum(map(len, getattr(shards, part))):,} {part}" for part in ("train", "validation", "test")]
-    count = federation.model.net.num_params
+    rows = {part: sum(map(len, getattr(shards, part))) for part in ("train", "validation", "test")}
+    sizes = [f"{count:,} {part}" for part, count in rows.items() if count or part != "validation"]
+    parameters = federation.model.net.num_params
     return [
         f"data: {shards.preprocessing.describe()}",
-        f"clients: {len(shards.names)}, with {', '.join(sizes)} rows; a model has {count:,} parameters",
+        f"clients: {len(shards.names)}, with {', '.join(sizes)} rows; a model has {parameters:,} parameters",
     ]
 
 

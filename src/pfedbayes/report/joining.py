@@ -98,7 +98,7 @@ def figure(run: Run) -> Figure | None:
         description=f"Differences of {_clients(len(shown))}: {_counts(shown)}.",
     )
     more = f" Shown: the {len(shown)} largest changes." if len(shown) < len(ours) else ""
-    return Figure(title, svg, f"Dots and lines: posterior means and 90 % intervals.{more}")
+    return Figure(title, svg, f"Markers and lines: posterior means and 90 % intervals.{more}")
 
 
 def _counts(some: Sequence[JoiningRecord]) -> str:
