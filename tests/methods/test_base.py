@@ -8,7 +8,7 @@ from federations import randn
 from pfedbayes.engine.backend.local_training import client_round
 from pfedbayes.errors import UserError
 from pfedbayes.methods import METHODS, BNFed, FedAvg, FedPer
-from pfedbayes.methods.base import About, Habits, Method, Needs, weights_posterior
+from pfedbayes.methods.base import About, Habits, Method, Needs, adapts, weights_posterior
 
 # What a method says of itself that is not said of every method.
 DECLARED = {
@@ -149,7 +149,7 @@ def test_what_a_method_declares(name):
 
 
 def test_what_is_said_of_every_method():
-    assert About("a", "b", "c") == ("a", "b", "c", False, True, False, False, True)
+    assert About("a", "b", "c") == ("a", "b", "c", False, True, False, False, True, False)
     assert Needs() == (False,) * 8 + (None, None, 1, None, None)
     assert Habits() == ("torch", "signed", "chosen")
 
@@ -172,8 +172,8 @@ def test_an_author_meets_at_most_18_names():
 
 
 def test_a_method_adapts_if_it_overrides_adapt():
-    assert not FedAvg().adapts
-    assert FedPer().adapts
+    assert not adapts(FedAvg())
+    assert adapts(FedPer())
 
 
 @pytest.mark.parametrize("name", METHODS)

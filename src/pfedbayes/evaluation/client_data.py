@@ -17,7 +17,7 @@ from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import EvaluationSplit
 from pfedbayes.maths.metrics import log_label_prior
 from pfedbayes.maths.random import choose
-from pfedbayes.methods.base import Method
+from pfedbayes.methods.base import Method, adapts
 from pfedbayes.nets import Batch
 
 
@@ -90,7 +90,7 @@ class ClientData:
             x=_to_device(shards.x, device, dtype),
             y=_to_device(shards.y, device, dtype),
             dtype=dtype,
-            by_training_size=method.adapts and method.needs.full_batch,
+            by_training_size=adapts(method) and method.needs.full_batch,
         )
 
     @property

@@ -13,7 +13,7 @@ from pfedbayes.evaluation.client_data import ClientData
 from pfedbayes.evaluation.estimators import MODELS, Which
 from pfedbayes.maths.random import Purpose, key
 from pfedbayes.maths.trees import concat, group_by_shapes, pick, stack
-from pfedbayes.methods.base import Adaptation, Method, State
+from pfedbayes.methods.base import Adaptation, Method, State, adapts
 from pfedbayes.nets import Batch, Model
 
 # Examples that are predicted at once: a CPU is busy with few, a GPU only with many.
@@ -103,7 +103,7 @@ def rows_at_once(federation: FederatedModels) -> int:
 def personal_state(federation: FederatedModels, client: int, seed_index: int = 0, test: Batch | None = None) -> State:
     """Return the state that a client predicts with; a client that has not taken part yet uses the shared model."""
     state = pick(federation.client_states([seed_index * federation.data.num_clients + client]), 0)
-    if not federation.method.adapts:
+    if not adapts(federation.method):
         return state
     received = pick(federation.download(seed_index, [client]), 0)
     prepared = _prepare(federation, client, seed_index, test)
@@ -116,7 +116,7 @@ def personal_states(
     """Return the stacked states that these clients of these seeds predict with; rows (c, n): what they predict."""
     method, data, plan = federation.method, federation.data, federation.plan
     states = federation.client_states([s * data.num_clients + i for s in seeds for i in clients])
-    if not method.adapts:
+    if not adapts(method):
         return states
     received = concat([federation.download(s, clients) for s in seeds])
     tests = [data.batch_of(own) for own in rows]

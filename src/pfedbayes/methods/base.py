@@ -171,11 +171,6 @@ class Method:
         """What the method requires of the data, the network and the engine; may depend on hyper-parameters."""
         return Needs()
 
-    @property
-    def adapts(self) -> bool:
-        """Whether personal models are made at prediction time; follows from overriding `adapt`."""
-        return type(self).adapt is not Method.adapt
-
     # Server
 
     def init(self, theta: Tensor, num_clients: int, net: Net) -> State:
@@ -254,6 +249,11 @@ class Method:
         if noise is None:
             return model.outputs(q.mu, x)[None]
         return model.stacked_outputs(sample(q, noise), x)
+
+
+def adapts(method: Method) -> bool:
+    """Return whether a method makes personal models at prediction time; it follows from overriding `adapt`."""
+    return type(method).adapt is not Method.adapt
 
 
 def weights_posterior(method: Method, state: State) -> MeanField:

@@ -10,7 +10,7 @@ from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Served
 from pfedbayes.evaluation.posterior import TrainedModel, trained_model
 from pfedbayes.files.reading import reading
-from pfedbayes.methods.base import Method
+from pfedbayes.methods.base import Method, adapts
 from pfedbayes.runs import read_run, saving
 from pfedbayes.runs.calibration import CalibrationRecord, read_calibration
 from pfedbayes.serving.client import Client
@@ -125,7 +125,7 @@ def _models(
     saved = saved_models(folder, record, device, trust_module)
     if which != "alone":
         _require_model(saved.method, which)
-    if which != "shared" and saved.method.adapts:  # such models are made from the client's training data
+    if which != "shared" and adapts(saved.method):  # such models are made from the client's training data
         federation = saving.load(folder, device=device, trust_module=trust_module)
         index = record.alone or 0 if which == "alone" else 0
         return partial(trained_model, federation, "personal", seed_index=index)
