@@ -4,8 +4,8 @@
     python -m benchmarks.commits 7980d03 --table examples/heart.csv:disease:hospital
 
 Each tree runs its own `benchmarks.worker`, so the other commit needs one that obeys the same orders. A ratio below 1
-means that this tree is faster. With --table, both run `pfedbayes run --data` on a table, from the start of the process to
-its report, with the defaults of each.
+means that this tree is faster. With --table, both run `pfedbayes run --data` on a table, from the start of the process
+to its report, with the defaults of each.
 """
 
 from __future__ import annotations

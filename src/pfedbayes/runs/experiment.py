@@ -39,7 +39,7 @@ OWN_TABLES: dict[str, dict[str, Any]] = {
     "data": {"test_fraction": 0.2},
     "method": {"name": "hierarchical"},
     "training": {"rounds": 100, "local_steps": 4, "evaluate_every": 10},
-    "evaluation": {"samples": 100, "estimators": ["mc100"], "folds": 5, "alone": True},
+    "evaluation": {"samples": 100, "folds": 5, "alone": True},
 }
 # Defaults for the user's own images and arrays, and for other methods.
 OWN_DATA: dict[str, dict[str, Any]] = {
