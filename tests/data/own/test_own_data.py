@@ -80,7 +80,7 @@ def test_a_config_can_say_the_same(here, run):
     (here / "own.toml").write_text(
         '[data]\npath = "clinics.csv"\ntarget = "outcome"\nclient_column = "hospital"\nignore = ["cost"]\n'
         '[method]\nname = "hierarchical"\n[training]\nrounds = 4\nlocal_steps = 4\nevaluate_every = 2\n'
-        '[evaluation]\nsamples = 100\nfolds = 5\nalone = true\n'
+        "[evaluation]\nsamples = 100\nfolds = 5\nalone = true\n"
     )
     run(*CLINICS, *SHORT, "--out", "a")
     run("own.toml", "--out", "b")
