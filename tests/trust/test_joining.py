@@ -124,6 +124,12 @@ class TestVerdict:
         assert judge([paired([])]) == []
         assert [one.client for one in judge([paired([], "a"), paired([0.1, 0.2], "b")])] == ["b"]
 
+    def test_probabilities_are_between_0_and_1_where_all_clients_gain_much(self):
+        shifts = np.random.default_rng(12).uniform(-3, 0, 42)
+        folds = np.arange(100) % 5
+        clients = [paired(noisy(shift, 100, k), str(k), folds) for k, shift in enumerate(shifts)]
+        assert all(0 <= verdict.probability <= 1 for verdict in judge(clients))
+
     def test_ten_thousand_rows_and_clients(self):
         big = judge([paired(noisy(-0.001, 10_000))])[0]
         assert np.isfinite(big.difference)

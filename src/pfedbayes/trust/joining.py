@@ -193,7 +193,7 @@ def _posterior(score: Floats, widened_by: float, confidence: float) -> list[_Zet
     below = density.cumsum(1)
     low, high = (_ZETA[(below < level).sum(1)] for level in (1 - confidence, confidence))
     zero = len(_ZETA) // 2
-    better = below[:, zero] - density[:, zero] / 2
+    better = (below[:, zero] - density[:, zero] / 2).clip(0, 1)  # sums of many cells can exceed 1 by rounding
     found = np.stack([density @ _ZETA, low, high, better])[:, cell]
     found[:3] += score - clipped
     return [_Zeta(*each) for each in found.T.tolist()]
