@@ -149,7 +149,9 @@ def test_the_prediction_of_the_page_on_own_data_works(tmp_path, monkeypatch, cap
     (tmp_path / "clinics.csv").write_text("a,b,hospital,outcome\n" + rows)
     (tmp_path / "new.csv").write_text("a,b\n1,x\n2,z\n")
     settings = ["path=clinics.csv", "target=outcome", "client_column=hospital"]
-    experiment = read_experiment(None, [*(f"data.{text}" for text in settings), "training.rounds=2"])
+    experiment = read_experiment(
+        None, [*(f"data.{text}" for text in settings), "training.rounds=2", "evaluation.alone=false"]
+    )
     list(execute(experiment, tmp_path / "runs" / "clinics-pfedbayes", [1]))
     by_tensors, by_client, _ = python_blocks("docs/own_data.md")
     names = run_block(by_tensors)

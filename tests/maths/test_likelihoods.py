@@ -3,8 +3,12 @@ import torch
 from torch.distributions import Categorical, Normal
 from torch.testing import assert_close
 
+from pfedbayes.maths.counts import NegativeBinomial, Poisson
 from pfedbayes.maths.gaussian import rho_of
-from pfedbayes.maths.likelihoods import Classification, Regression
+from pfedbayes.maths.likelihoods import Classification, Gaussian, Regression, StudentT, differentiate
+from pfedbayes.maths.ordinal import Ordinal
+
+LABELS = torch.arange(12) % 3
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -50,3 +54,19 @@ def test_likelihoods_map_over_clients():
     logits, y = randn(3, 7, 4), torch.arange(21).view(3, 7) % 4
     nll = Classification().nll
     assert_close(torch.func.vmap(nll)(logits, y), torch.stack([nll(*pair) for pair in zip(logits, y, strict=True)]))
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "width", "y"),
+    [
+        (Classification(), 3, LABELS), (Ordinal(classes=3), 3, LABELS), (Poisson(), 1, LABELS[:, None].double()),
+        (NegativeBinomial(), 2, LABELS[:, None].double()), (Regression(0.5), 1, randn(12, 1, seed=3)),
+        (Regression(), 2, randn(12, 1, seed=3)), (Gaussian(), 2, randn(12, 1, seed=3)),
+        (StudentT(), 4, randn(12, 1, seed=3)),
+    ],
+)  # fmt: skip
+def test_gradients_are_those_of_the_expected_loss(likelihood, width, y):
+    mean, variance, noise = randn(12, width), randn(12, width, seed=1).square() + 0.1, randn(12, width, seed=2)
+    found = likelihood.grad_expected_nll(mean, variance, y, noise)
+    for ours, exact in zip(found, differentiate(likelihood, mean, variance, y, noise), strict=True):
+        assert_close(ours, exact)

@@ -11,8 +11,7 @@ from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.plan import Plan
 from pfedbayes.engine.setup import Copy
 from pfedbayes.evaluation.posterior import trained_model
-from pfedbayes.runs.copies import fold_indices, fold_rows, make_copies, trains_alone
-from pfedbayes.runs.experiment import read_experiment
+from pfedbayes.runs.experiment import copies_of_run, read_experiment
 from pfedbayes.runs.joining import judge_joining
 from pfedbayes.trust.calibration import DRAWS
 
@@ -28,8 +27,16 @@ def experiment(*more):
 def federation(experiment, shards=SHARDS, seeds=(5,)):
     return Federation(
         shards, make_model(), experiment.method, experiment.training, seeds,
-        plan=Plan(dtype="float64", threads=1), copies=make_copies(experiment, shards),
+        plan=Plan(dtype="float64", threads=1), copies=copies_of_run(experiment, shards, len(seeds)).federations,
     )  # fmt: skip
+
+
+def fold_rows(experiment, shards):
+    return copies_of_run(experiment, shards, 1).left_out
+
+
+def trains_alone(experiment, shards):
+    return copies_of_run(experiment, shards, 1).alone is not None
 
 
 def with_validation(shards):
@@ -83,15 +90,17 @@ class TestAlone:
 
 def test_copies_are_folds_then_clients_alone_then_their_folds():
     asked = experiment("evaluation.folds=2", "evaluation.alone=true")
-    copies, folds = make_copies(asked, SHARDS), fold_rows(asked, SHARDS)
+    found = copies_of_run(asked, SHARDS, 3)
+    copies, folds = found.federations, found.left_out
     assert [copy.alone for copy in copies] == [False, False, True, True, True]
     assert copies[2] == Copy(None, alone=True)
     for copy, fold in ((copies[0], 0), (copies[1], 1), (copies[3], 0), (copies[4], 1)):
         assert all(torch.equal(*each) for each in zip(copy.left_out, folds[fold], strict=True))
-    assert list(fold_indices(asked, SHARDS, num_seeds=3)) == [3, 4]
-    assert list(fold_indices(asked, SHARDS, num_seeds=3, alone=True)) == [6, 7]
-    joined = make_copies(experiment("evaluation.folds=2", "evaluation.alone=false"), SHARDS)
-    assert [copy.alone for copy in joined] == [False, False]
+    assert [index for index, _ in found.folds()] == [3, 4]
+    assert found.alone == 5
+    assert [index for index, _ in found.folds(alone=True)] == [6, 7]
+    joined = copies_of_run(experiment("evaluation.folds=2", "evaluation.alone=false"), SHARDS, 3)
+    assert [copy.alone for copy in joined.federations] == [False, False]
 
 
 def loss(result, client, index, rows):

@@ -31,13 +31,13 @@ def cost(home, monkeypatch, tmp_path):
 
 def test_the_noise_of_a_regression_is_learned_or_a_positive_number(cost):
     client = cost()
-    learned = client.likelihood.sigma_eps is None
     assert client.likelihood.unit == client.preprocessing.target.deviation
     for value in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(UserError, match="its seed or its noise is not a number that it can have"):
             cost(sigma_eps=value)
-    with pytest.raises(UserError, match="its noise must be either known or learned"):
-        cost(sigma_eps=0.5 if learned else None)
+    for learned, noise in ((True, 0.5), (False, None)):  # a file of an early version, without its likelihood
+        with pytest.raises(UserError, match="its noise must be either known or learned"):
+            cost(likelihood=None, learned_noise=learned, sigma_eps=noise)
 
 
 class TestWeights:

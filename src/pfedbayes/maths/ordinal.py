@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from pfedbayes.maths import metrics
 from pfedbayes.maths.gaussian import sampled
-from pfedbayes.maths.likelihoods import Classification
+from pfedbayes.maths.likelihoods import Classification, differentiate
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,9 @@ class Ordinal(Classification):
     def expected_nll(self, mean: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> Tensor:
         """Return the loss of sampled outputs."""
         return self.nll(sampled(mean, variance, noise), y)
+
+    def grad_expected_nll(self, mean: Tensor, variance: Tensor, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        return differentiate(self, mean, variance, y, noise)
 
     def gist(self, outputs: Tensor) -> Tensor:
         return metrics.log_average(self.logits(outputs))
