@@ -57,7 +57,8 @@ def _losses(federation: Federation, client: int, index: int, rows: Tensor) -> ND
     batch, likelihood = federation.batch_of(rows), federation.model.likelihood
     which: Which = "personal" if federation.method.about.personal else "shared"
     outputs = trained_model(federation, which, client, index).outputs(DRAWS)(batch.x)
-    nll = torch.stack([likelihood.nll(draw, batch.y) for draw in outputs])
+    targets = batch.y.expand(len(outputs), *batch.y.shape)
+    nll = likelihood.nll(outputs.flatten(0, 1), targets.flatten(0, 1)).view(len(outputs), -1)
     losses: NDArray[np.float64] = (
         (math.log(len(nll)) - torch.logsumexp(-nll, 0) + likelihood.offset).double().numpy(force=True)
     )
