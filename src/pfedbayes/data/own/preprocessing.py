@@ -36,6 +36,7 @@ from pfedbayes.data.own.columns import (
     places,
 )
 from pfedbayes.data.own.inputs import Input, deviation_of, fit_input
+from pfedbayes.data.own.intervals import fit_intervals, require_sound_intervals
 from pfedbayes.data.own.pieces import Pieces, require_sound_pieces
 from pfedbayes.data.own.summaries import (
     MAX_CLASSES,
@@ -47,6 +48,7 @@ from pfedbayes.data.own.summaries import (
     require_equal_columns,
     require_sound,
 )
+from pfedbayes.data.own.times import read_events, read_times, require_near
 from pfedbayes.errors import UserError
 from pfedbayes.files.checksums import dump_json
 from pfedbayes.files.reading import parse_object, reading
@@ -55,6 +57,7 @@ from pfedbayes.files.typed import from_json
 FORMAT = 1
 RESTORE = "restore the file of the run"
 MAX_NUMBERS = 2**28  # of one example
+OF_NUMBERS = ("regression", "count", "survival")  # tasks without classes
 FARTHEST = 1e12  # standard deviations of a number from the mean of the training data; networks overflow beyond
 
 
@@ -86,7 +89,12 @@ def combine(
         raise UserError("there is no column to predict from: add columns besides the target")
     target = merge([summary.target for summary in summaries], summaries)
     empty = tuple(column.name for column in columns if not column.kind)
-    return Preprocessing(inputs, shape, _target(target, task, order), image=first.image, others=empty)
+    if first.events is None:
+        fitted = _target(target, task, order)
+    else:
+        parts_of_events = [summary.events for summary in summaries if summary.events]
+        fitted = _survival(target, merge(parts_of_events, summaries), parts_of_events)
+    return Preprocessing(inputs, shape, fitted, image=first.image, others=empty)
 
 
 def _width(inputs: Sequence[Input]) -> int:
@@ -106,10 +114,29 @@ class Target:
     deviation: float = 1.0
     """Standard deviation of the numbers."""
     rate: float = 1.0
-    """Mean of counts, which stay as they are."""
+    """Mean of counts, which stay as they are; for survival, events per unit of time."""
+    event: str | None = None
+    """For survival, the column that says whether the event happened."""
+    edges: tuple[float, ...] = ()
+    """For survival, the ends of the intervals on which hazards are constant."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that hold the target."""
+        return (self.name,) if self.event is None else (self.name, self.event)
+
+    def strata(self, y: Tensor) -> NDArray[np.int64] | None:
+        """Return the labels or events (n,) by which rows are split, for encoded targets y; None for other numbers."""
+        if self.event is not None:
+            return y[:, 1].long().numpy()
+        return None if self.classes is None else y.numpy()
 
     def encode(self, table: Table) -> NDArray[Any]:
-        """Return labels (n,) or standardised numbers (n, 1)."""
+        """Return labels (n,), standardised numbers (n, 1), or times and events (n, 2)."""
+        if self.event is not None:
+            times = read_times(table, self.name)
+            require_near(table, self.name, times, self.rate)
+            return np.stack([times, read_events(table, self.event)], axis=1).astype(np.float32)
         column = table.columns[self.name]
         if self.classes is None:
             if isinstance(column, Texts):
@@ -188,6 +215,17 @@ def _target(column: ColumnSummary, task: Task | None, order: Sequence[str] = ())
     return Target(column.name, task, column.values)
 
 
+def _survival(time: ColumnSummary, events: ColumnSummary, parts: Sequence[ColumnSummary]) -> Target:
+    """Return the target of survival. events: of the times of events, merged from `parts`, those of the clients."""
+    total = time.mean * time.count
+    if not events.count or not total:
+        what = f"no training row has an event: {events.name!r}" if total else f"all times are 0: {time.name!r}"
+        raise UserError(f"{what} says nothing about the times to come: give rows with events, or check the column")
+    return Target(
+        time.name, "survival", rate=events.count / total, event=events.name, edges=fit_intervals(events, parts)
+    )
+
+
 def _ordered(name: str, classes: tuple[str, ...], kind: Kind | None, order: Sequence[str]) -> tuple[str, ...]:
     """Return the classes of an ordinal target in their order: as given, or numbers by value."""
     given = tuple(map(canonical, order))
@@ -223,19 +261,20 @@ class Preprocessing:
     def schema(self) -> Schema:
         """The schema of a table that is read for prediction, without its target."""
         kinds: dict[str, Kind] = {column.name: column.kind for column in self.inputs}
-        return Schema(ignore=(*self.others, self.target.name), kinds=kinds)
+        return Schema(ignore=(*self.others, *self.target.columns), kinds=kinds)
 
     def inputs_schema(self, *others: str) -> Schema:
         """Return the schema to read only the inputs and these other columns, with any number of unseen categories."""
         names = tuple(column.name for column in self.inputs)
-        return Schema(roles=(*names, *others), kinds=self.schema.kinds, only=(*names, *others))
+        kinds: dict[str, Kind] = {name: "category" for name in others if name == self.target.event}
+        return Schema(roles=(*names, *others), kinds={**self.schema.kinds, **kinds}, only=(*names, *others))
 
     def encode(self, table: Table) -> Tensor:
         """Return the inputs (n, *shape) of a table: the plain inputs of all columns, then the piecewise-linear ones."""
         if table.x is not None or not self.inputs:
             return self._encode_arrays(table)
         names = [column.name for column in self.inputs]
-        known = {*names, *self.others, self.target.name}
+        known = {*names, *self.others, *self.target.columns}
         for name in names:
             if name not in table.columns:
                 raise UserError(
@@ -288,6 +327,11 @@ class Preprocessing:
             task = f"{kind} {_list(self.target.classes)}"
         elif self.target.task == "count":
             task = f"counts (mean {self.target.rate:.4g})"
+        elif self.target.event is not None:
+            task = (
+                f"survival, with events in {self.target.event} (one in {1 / self.target.rate:.4g} units of time, up to "
+                f"{self.target.edges[-1]:.4g})"
+            )
         else:
             task = f"regression (mean {self.target.mean:.4g}, standard deviation {self.target.deviation:.4g})"
         return f"{what}; {self.target.name}: {task}"
@@ -298,8 +342,10 @@ class Preprocessing:
         for column in content["inputs"]:
             if not column["edges"]:  # the object and its digest are those of earlier versions
                 del column["edges"], column["centres"]
-        if self.target.task != "count":
+        if self.target.task not in ("count", "survival"):
             del content["target"]["rate"]
+        if self.target.event is None:
+            del content["target"]["event"], content["target"]["edges"]
         return {"format": FORMAT, **content}
 
     def to_json(self) -> str:
@@ -349,14 +395,18 @@ class Preprocessing:
         if any(len(set(own)) < len(own) for own in lists):
             raise ValueError("a column, category or class is listed twice")
         if not 0 < self.target.rate < math.inf:
-            raise ValueError(f"the mean of the counts {self.target.name!r} is {self.target.rate}")
+            raise ValueError(f"the mean of the counts, or the rate, of {self.target.name!r} is {self.target.rate}")
+        if (self.target.task == "survival") != (self.target.event is not None):
+            raise ValueError(f"the target of a {self.target.task} has the events {self.target.event!r:.40}")
+        if self.target.event is not None:
+            require_sound_intervals(self.target.edges)
         if not self.shape or min(self.shape) < 1 or math.prod(self.shape) > MAX_NUMBERS:
             raise ValueError(f"shape is {self.shape}")
         for column in self.inputs:
             require_sound_pieces(Pieces(column.edges, column.centres), MAX_PIECES if column.kind == "number" else 0)
         if self.inputs and self.shape != (_width(self.inputs),):
             raise ValueError(f"shape is {self.shape}, but the columns have other widths")
-        if (self.target.task in ("regression", "count")) != (self.target.classes is None) or self.target.classes == ():
+        if (self.target.task in OF_NUMBERS) != (self.target.classes is None) or self.target.classes == ():
             raise ValueError(f"the target of a {self.target.task} has the classes {self.target.classes}")
 
 
