@@ -12,7 +12,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from pfedbayes.data.own.preprocessing import Preprocessing, Target
+from pfedbayes.data.own.preprocessing import Preprocessing
+from pfedbayes.data.own.target import Target
 from pfedbayes.errors import UserError
 
 Examples = tuple[ArrayLike | Tensor, ArrayLike | Tensor]

@@ -115,6 +115,10 @@ class TimeLikelihood(Likelihood, Protocol):
         """Return the time (..., n) by which the event has happened with this probability; inf beyond the edges."""
         ...
 
+    def grid(self, like: Tensor) -> Tensor:
+        """Return the times (G,) of the curves of `gist`."""
+        ...
+
     def risk(self, curves: Tensor) -> Tensor:
         """Return a number (..., n) between 0 and 1 from `gist`: the higher, the earlier the event is expected."""
         ...

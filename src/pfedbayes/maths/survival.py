@@ -52,8 +52,8 @@ class Survival:
     def exposure(self, time: Tensor) -> Tensor:
         """Return the events (..., K) that the untrained network expects in each interval until a time (...)."""
         starts = (0.0, *self.edges[:-1])
-        inner = [(time - start).clamp(0, end - start) for start, end in pairwise(starts)]
-        return self.rate * torch.stack([*inner, (time - starts[-1]).clamp(min=0)], -1)
+        inner = [(time - start).clamp(0.0, end - start) for start, end in pairwise(starts)]
+        return self.rate * torch.stack([*inner, (time - starts[-1]).clamp(min=0.0)], -1)
 
     def _happened(self, time: Tensor, event: Tensor) -> Tensor:
         """Return the events (..., K) that happened in each interval."""

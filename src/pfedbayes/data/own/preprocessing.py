@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedbayes.data.config import MAX_PIECES, PIECES, Task
@@ -30,25 +29,19 @@ from pfedbayes.data.own.columns import (
     Schema,
     Table,
     Texts,
-    as_text,
-    canonical,
     missing,
-    places,
 )
-from pfedbayes.data.own.inputs import Input, deviation_of, fit_input
-from pfedbayes.data.own.intervals import fit_intervals, require_sound_intervals
+from pfedbayes.data.own.inputs import Input, fit_input
+from pfedbayes.data.own.intervals import require_sound_intervals
 from pfedbayes.data.own.pieces import Pieces, require_sound_pieces
 from pfedbayes.data.own.summaries import (
-    MAX_CLASSES,
-    MAX_INTEGER_CLASSES,
     ClientSummary,
-    ColumnSummary,
     in_one_order,
     merge,
     require_equal_columns,
     require_sound,
 )
-from pfedbayes.data.own.times import read_events, read_times, require_near
+from pfedbayes.data.own.target import OF_NUMBERS, Target, fit_survival, fit_target, listed, require_near
 from pfedbayes.errors import UserError
 from pfedbayes.files.checksums import dump_json
 from pfedbayes.files.reading import parse_object, reading
@@ -57,8 +50,6 @@ from pfedbayes.files.typed import from_json
 FORMAT = 1
 RESTORE = "restore the file of the run"
 MAX_NUMBERS = 2**28  # of one example
-OF_NUMBERS = ("regression", "count", "survival")  # tasks without classes
-FARTHEST = 1e12  # standard deviations of a number from the mean of the training data; networks overflow beyond
 
 
 def combine(
@@ -90,152 +81,15 @@ def combine(
     target = merge([summary.target for summary in summaries], summaries)
     empty = tuple(column.name for column in columns if not column.kind)
     if first.events is None:
-        fitted = _target(target, task, order)
+        fitted = fit_target(target, task, order)
     else:
         parts_of_events = [summary.events for summary in summaries if summary.events]
-        fitted = _survival(target, merge(parts_of_events, summaries), parts_of_events)
+        fitted = fit_survival(target, merge(parts_of_events, summaries), parts_of_events)
     return Preprocessing(inputs, shape, fitted, image=first.image, others=empty)
 
 
 def _width(inputs: Sequence[Input]) -> int:
     return sum(column.width + column.pieces for column in inputs)
-
-
-@dataclass(frozen=True)
-class Target:
-    """How the target is encoded."""
-
-    name: str
-    task: Task
-    classes: tuple[str, ...] | None = None
-    """Names of the labels 0, 1, ...; None for a regression."""
-    mean: float = 0.0
-    """Mean of the numbers, which are standardised for training."""
-    deviation: float = 1.0
-    """Standard deviation of the numbers."""
-    rate: float = 1.0
-    """Mean of counts, which stay as they are; for survival, events per unit of time."""
-    event: str | None = None
-    """For survival, the column that says whether the event happened."""
-    edges: tuple[float, ...] = ()
-    """For survival, the ends of the intervals on which hazards are constant."""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that hold the target."""
-        return (self.name,) if self.event is None else (self.name, self.event)
-
-    def strata(self, y: Tensor) -> NDArray[np.int64] | None:
-        """Return the labels or events (n,) by which rows are split, for encoded targets y; None for other numbers."""
-        if self.event is not None:
-            return y[:, 1].long().numpy()
-        return None if self.classes is None else y.numpy()
-
-    def encode(self, table: Table) -> NDArray[Any]:
-        """Return labels (n,), standardised numbers (n, 1), or times and events (n, 2)."""
-        if self.event is not None:
-            times = read_times(table, self.name)
-            require_near(table, self.name, times, self.rate)
-            return np.stack([times, read_events(table, self.event)], axis=1).astype(np.float32)
-        column = table.columns[self.name]
-        if self.classes is None:
-            if isinstance(column, Texts):
-                raise UserError(
-                    f"{table.where}: the target {self.name!r} holds text, but the models predict numbers: correct it"
-                )
-            if self.task == "count":
-                _require_counts(table, self.name, column)
-            standard = (column - self.mean) / self.deviation
-            _require_near(table, self.name, column, standard)
-            return standard.astype(np.float32)[:, None]
-        texts = _as_texts(column)
-        labels: NDArray[np.int64] = np.array(places(self.classes, texts.levels, -1), dtype=np.int64)[texts.codes]
-        if len(unknown := np.flatnonzero(labels < 0)):
-            row = int(unknown[0])
-            raise UserError(
-                f"{table.place(row)}: {self.name!r} is {texts.levels[texts.codes[row]]!r}, which is not a known class: "
-                "correct the row or remove it"
-            )
-        return labels
-
-
-def _require_counts(table: Table, name: str, column: Numbers) -> None:
-    """Refuse numbers that are no counts."""
-    if len(odd := np.flatnonzero((column < 0) | (column != np.rint(column)))):
-        row = int(odd[0])
-        raise UserError(
-            f"{table.place(row)}: {name!r} is {column[row]:g}, but a count is a whole number of at least 0: correct "
-            "the cell or remove the row, or use --task regression"
-        )
-
-
-def _require_near(table: Table, name: str, column: Numbers, standard: NDArray[Any]) -> None:
-    """Refuse a number that is so far from the training data that a network overflows."""
-    if len(far := np.flatnonzero(np.abs(standard) > FARTHEST)):
-        row = int(far[0])
-        raise UserError(
-            f"{table.place(row)}: {name!r} is {column[row]:g}, more than {FARTHEST:g} standard deviations from the "
-            "training data: correct the cell or remove the row"
-        )
-
-
-def _as_texts(column: Column) -> Texts:
-    if isinstance(column, Texts):
-        return column
-    numbers, codes = np.unique(column, return_inverse=True)
-    return Texts(codes.astype(np.int32), tuple(as_text(number) for number in numbers))
-
-
-def infer_task(column: ColumnSummary) -> Task:
-    """Return the task: text and few different integers are classes, other numbers are a regression."""
-    few = column.values is not None and len(column.values) <= MAX_INTEGER_CLASSES
-    return "classification" if column.kind == "category" or (column.whole and few) else "regression"
-
-
-def _target(column: ColumnSummary, task: Task | None, order: Sequence[str] = ()) -> Target:
-    task = task or infer_task(column)
-    if task in ("regression", "count"):
-        if column.kind == "category":
-            raise UserError(f"the target {column.name!r} holds text: leave --task out, or write numbers")
-        if task == "count":
-            return Target(column.name, task, rate=max(column.mean, 1 / max(column.count, 1)))
-        return Target(column.name, task, None, column.mean, deviation_of(column))
-    if column.values is None or len(column.values) > MAX_CLASSES:
-        raise UserError(
-            f"the target {column.name!r} has more than {MAX_CLASSES} different values: use --task regression if it is "
-            "a number, or reduce the number of classes"
-        )
-    if len(column.values) < 2:
-        raise UserError(
-            f"the target {column.name!r} is {column.values[0]!r} in every row: add rows of another class, or choose "
-            "another target"
-        )
-    if task == "ordinal":
-        return Target(column.name, task, _ordered(column.name, column.values, column.kind, order))
-    return Target(column.name, task, column.values)
-
-
-def _survival(time: ColumnSummary, events: ColumnSummary, parts: Sequence[ColumnSummary]) -> Target:
-    """Return the target of survival. events: of the times of events, merged from `parts`, those of the clients."""
-    total = time.mean * time.count
-    if not events.count or not total:
-        what = f"no training row has an event: {events.name!r}" if total else f"all times are 0: {time.name!r}"
-        raise UserError(f"{what} says nothing about the times to come: give rows with events, or check the column")
-    return Target(
-        time.name, "survival", rate=events.count / total, event=events.name, edges=fit_intervals(events, parts)
-    )
-
-
-def _ordered(name: str, classes: tuple[str, ...], kind: Kind | None, order: Sequence[str]) -> tuple[str, ...]:
-    """Return the classes of an ordinal target in their order: as given, or numbers by value."""
-    given = tuple(map(canonical, order))
-    if not given and kind == "number":
-        return classes
-    if len(set(given)) < len(given) or not set(classes) <= set(given):
-        raise UserError(
-            f"the target {name!r} has the classes {_list(classes)}: list each of them once in --order, lowest first"
-        )
-    return given
 
 
 @dataclass(frozen=True)
@@ -278,7 +132,7 @@ class Preprocessing:
         for name in names:
             if name not in table.columns:
                 raise UserError(
-                    f"{table.where} lacks the column {name!r}: add it; the models were trained with {_list(names)}"
+                    f"{table.where} lacks the column {name!r}: add it; the models were trained with {listed(names)}"
                 )
         for name in table.columns:
             if name not in known:
@@ -296,7 +150,7 @@ class Preprocessing:
                 )
             parts.append(column.encode(like := _like(cells, column.kind)))
             if not isinstance(like, Texts):
-                _require_near(table, column.name, like, parts[-1][:, 0])
+                require_near(table, column.name, like, parts[-1][:, 0])
                 if column.pieces:
                     pieces.append(column.encode_pieces(like))
         return torch.from_numpy(np.concatenate([*parts, *pieces], axis=1))
@@ -324,7 +178,7 @@ class Preprocessing:
             what = f"{'images' if self.image else 'arrays'} of shape {' x '.join(map(str, self.shape))}"
         if self.target.classes is not None:
             kind = "ordered classes" if self.target.task == "ordinal" else "classification into"
-            task = f"{kind} {_list(self.target.classes)}"
+            task = f"{kind} {listed(self.target.classes)}"
         elif self.target.task == "count":
             task = f"counts (mean {self.target.rate:.4g})"
         elif self.target.event is not None:
@@ -416,7 +270,3 @@ def _like(column: Column, kind: Kind) -> Column:
         numbers: Numbers = np.full(len(column.codes), np.nan) if isinstance(column, Texts) else column
         return numbers
     return column if isinstance(column, Texts) else Texts(np.full(len(column), -1, np.int32), ())
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (f", … ({len(names)} in all)" if len(names) > 8 else "")

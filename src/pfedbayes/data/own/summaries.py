@@ -115,7 +115,10 @@ def require_sound(summary: ClientSummary) -> None:
         _require(len(set(names)) == len(names), "two columns have the same name")
         _require(1 <= rows <= MAX_ROWS, f"it has {rows} rows")
         _require(shape is None or (len(shape) > 0 and min(shape) >= 1), f"examples have the shape {shape}")
-        _require(summary.events is None or summary.events.kind != "category", "its events have no times")
+        if summary.events is not None:
+            _require(summary.events.kind != "category", "its events have no times")
+            least = min(summary.target.mean, summary.events.mean, *summary.events.quantiles)
+            _require(least >= 0, f"it has the time {least}")
         _require(not summary.image or shape is not None, "images have no shape")
         for column in summary.every:
             require_name(column.name, where, "the column")

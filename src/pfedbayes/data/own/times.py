@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from pfedbayes.data.own.columns import Numbers, Table, Texts, as_text, canonical, missing
+from pfedbayes.data.own.columns import Numbers, Table, Texts, as_texts, canonical, missing
 from pfedbayes.errors import UserError
 
 YES, NO = ("1", "true", "yes"), ("0", "false", "no")
@@ -15,8 +15,7 @@ FARTHEST = 1e9  # expected events of a row; networks overflow beyond
 
 def read_events(table: Table, name: str) -> Numbers:
     """Return 1 for the rows (n,) of a table that had the event and 0 for the censored ones; refuse anything else."""
-    column = table.columns[name]
-    texts = column if isinstance(column, Texts) else _as_texts(column)
+    texts = as_texts(table.columns[name])
     if len(absent := np.flatnonzero(missing(texts))):
         raise UserError(f"{table.place(int(absent[0]))}: {name!r} is missing: fill it in or remove the row")
     forms = [canonical(level).lower() for level in texts.levels]
@@ -29,12 +28,6 @@ def read_events(table: Table, name: str) -> Numbers:
             "happened, and 0, false or no where the row was observed for so long without it"
         )
     return events
-
-
-def _as_texts(column: Numbers) -> Texts:
-    numbers, codes = np.unique(column, return_inverse=True)
-    codes[np.isnan(column)] = -1
-    return Texts(codes.astype(np.int32), tuple(as_text(number) for number in numbers if not np.isnan(number)))
 
 
 def read_times(table: Table, name: str) -> Numbers:
@@ -51,7 +44,7 @@ def read_times(table: Table, name: str) -> Numbers:
     return column
 
 
-def require_near(table: Table, name: str, times: Numbers, rate: float) -> None:
+def require_soon(table: Table, name: str, times: Numbers, rate: float) -> None:
     """Refuse a time that is so far beyond the training data that a network overflows."""
     if len(far := np.flatnonzero(times * rate > FARTHEST)):
         row = int(far[0])
