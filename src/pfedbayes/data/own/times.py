@@ -24,8 +24,8 @@ def read_events(table: Table, name: str) -> Numbers:
     if len(odd := np.flatnonzero(np.isnan(events))):
         row = int(odd[0])
         raise UserError(
-            f"{table.place(row)}: {name!r} is {texts.levels[texts.codes[row]]!r}: write 1, true or yes where the event "
-            "happened, and 0, false or no where the row was observed for so long without it"
+            f"{table.place(row)}: {name!r} is {texts.levels[texts.codes[row]][:80]!r}: write 1, true or yes where the "
+            "event happened, and 0, false or no where the row was observed for so long without it"
         )
     return events
 
