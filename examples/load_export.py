@@ -118,7 +118,10 @@ def outputs(about: dict, weights: dict[str, Tensor], x: Tensor, network: nn.Modu
 
 
 def predict(about: dict, weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return probabilities (n, C) and their spread over draws; for regression, means and deviations (n, d)."""
+    """Return probabilities (n, C) and their spread over draws; for regression, means and deviations (n, d).
+
+    For survival, they are the probabilities of no event until each of the target's edges.
+    """
     drawn, target = outputs(about, weights, x), about["preprocessing"]["target"]
     if target["classes"] is not None:
         if (about.get("likelihood") or {}).get("name") == "ordinal":
@@ -132,6 +135,13 @@ def predict(about: dict, weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor,
         return chances.mean(0), chances.std(0, correction=0)
     means, noise = drawn, torch.tensor(about["sigma_eps"] or 0.0)
     kind = (about.get("likelihood") or {}).get("name")
+    if kind == "survival":
+        edges = torch.tensor(about["likelihood"]["edges"]).double()
+        starts = torch.cat([torch.zeros(1), edges[:-1]])
+        times = torch.minimum(edges[:, None], edges).sub(starts).clamp(min=0)  # until each edge, in each interval
+        hazards = about["likelihood"]["rate"] * (drawn[..., :1] + drawn[..., 1:]).clamp(max=15).exp().double()
+        chances = (-hazards @ times.T).exp()
+        return chances.mean(0), chances.std(0, correction=0)
     if kind == "student-t":
         location, varying, constant, tails = drawn.unbind(-1)
         freedom = 2 + 8 * tails.exp()
@@ -152,6 +162,7 @@ if __name__ == "__main__":
     with Path(sys.argv[2]).open(encoding="utf-8-sig", newline="") as file:
         x = encode(about, list(csv.DictReader(file)))
     values, spreads = predict(about, weights, x)
-    names = about["preprocessing"]["target"]["classes"] or ["mean"]
+    target = about["preprocessing"]["target"]
+    names = target["classes"] or [f"until {edge:g}" for edge in target.get("edges", ())] or ["mean"]
     for value, spread in zip(values.tolist(), spreads.tolist(), strict=True):
         print(", ".join(f"{n} {v:.6g} ± {s:.6g}" for n, v, s in zip(names, value, spread, strict=True)))

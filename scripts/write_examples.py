@@ -33,7 +33,7 @@ from pfedbayes.report.charts import Figure
 ROOT = Path(__file__).parents[1]
 TEMPLATES = ROOT / "scripts" / "pages"
 FOLDER = ROOT / "docs" / "examples"
-NAMES = ("four_hospitals", "schools", "mnist")
+NAMES = ("four_hospitals", "schools", "survival", "mnist")
 NOTE = "*`make examples` writes this page from a real run; edit its template in scripts/pages.*"
 Story = dict[str, Any]
 

@@ -61,6 +61,18 @@ def test_schools_predict_scores_with_intervals_and_let_a_school_join(tmp_path):
     assert "b: own model trained on 28 rows; 12 rows held out for calibration" in output
 
 
+def test_survival_predicts_times_and_lets_an_institution_join(tmp_path):
+    output = run("survival.py", tmp_path, "--set", "training.rounds=20")
+    assert len(runs.read_run(tmp_path / "run").info.clients) == 17
+    rows = table(tmp_path / "patients" / "predicted.csv")
+    assert len(rows) == 12
+    assert all(0 < float(row["survival_365"]) < float(row["survival_180"]) < 1 for row in rows)
+    past, new = map(int, re.search(r"^(\d+) of (\d+) new patients were alive", output, re.MULTILINE).groups())
+    assert new == 12
+    assert past >= 8
+    assert "12: own model trained on 16 rows; 7 rows held out for calibration" in output
+
+
 def test_mnist_tells_how_sure_clients_are_of_digits_that_they_have_never_seen(tmp_path):
     small = ["data.train_per_label=20", "data.test_per_label=20", "data.clients=4", "training.rounds=3"]
     settings = [word for setting in small for word in ("--set", setting)]

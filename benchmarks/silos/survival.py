@@ -122,8 +122,7 @@ def _cox(train_rows: Any, test_rows: Any) -> Floats:
 def our_risks(data: Survival, folder: Path) -> Floats:
     """Return the risks of the test rows from the models of this package.
 
-    This is the call that `pfedbayes run --target days --event event` makes. A version without a survival likelihood
-    refuses it, and the refusal is the result.
+    This is the call that `pfedbayes run --target days --event event --client-column region` makes.
     """
     path = folder / "patients.csv"
     columns = {"path": str(path), "target": DAYS, "event": EVENT, "client_column": REGION, "split_column": PART}

@@ -27,7 +27,9 @@ def table_shards(task: str = "classification") -> Shards:
         score = age + rng.normal(0, 5, rows)
         outcome = np.where(score > 55, "ill", "well") if task == "classification" else score
         tables[f"site {site}"] = {"age": age, "ward": ward, "outcome": outcome}
-    return shards_from_tables(tables, "outcome")
+        if task == "survival":
+            tables[f"site {site}"] |= {"outcome": np.abs(score), "event": ward != "a"}
+    return shards_from_tables(tables, "outcome", event="event" if task == "survival" else None)
 
 
 def own_rows(client: int, clients: int = SITES, task: str = "classification") -> Shards:

@@ -37,7 +37,7 @@ def same_bits(one, other):
     return all(torch.equal(a, b) for a, b in zip(leaves(one), leaves(other), strict=True))
 
 
-@pytest.mark.parametrize("task", ["classification", "regression"])
+@pytest.mark.parametrize("task", ["classification", "regression", "survival"])
 def test_tables_give_the_numbers_of_the_engine(tmp_path, task):
     config = table_config(tmp_path)
     server = serve_tables(table_grid(config, task), task)

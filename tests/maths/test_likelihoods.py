@@ -7,6 +7,7 @@ from pfedbayes.maths.counts import NegativeBinomial, Poisson
 from pfedbayes.maths.gaussian import rho_of
 from pfedbayes.maths.likelihoods import Classification, Gaussian, Regression, StudentT, differentiate
 from pfedbayes.maths.ordinal import Ordinal
+from pfedbayes.maths.survival import Survival
 
 LABELS = torch.arange(12) % 3
 
@@ -63,6 +64,7 @@ def test_likelihoods_map_over_clients():
         (NegativeBinomial(), 2, LABELS[:, None].double()), (Regression(0.5), 1, randn(12, 1, seed=3)),
         (Regression(), 2, randn(12, 1, seed=3)), (Gaussian(), 2, randn(12, 1, seed=3)),
         (StudentT(), 4, randn(12, 1, seed=3)),
+        (Survival((0.5, 1.5), 0.7), 3, torch.stack([randn(12, seed=3).abs(), LABELS % 2], 1)),
     ],
 )  # fmt: skip
 def test_gradients_are_those_of_the_expected_loss(likelihood, width, y):

@@ -14,7 +14,7 @@ from clinics import clinics, train
 import pfedbayes as package
 from pfedbayes import runs
 from pfedbayes.data import Preprocessing
-from pfedbayes.data.own.preprocessing import Target
+from pfedbayes.data.own.target import Target
 from pfedbayes.errors import UserError
 from pfedbayes.maths.likelihoods import Classification, Regression
 from pfedbayes.maths.metrics import confidence, log_average

@@ -15,7 +15,7 @@ from clinics import clinics, train
 import pfedbayes as package
 from pfedbayes.data.own.columns import canonical
 from pfedbayes.data.own.new_rows import read_chunks
-from pfedbayes.data.own.preprocessing import Target
+from pfedbayes.data.own.target import Target
 from pfedbayes.errors import UserError
 from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.runs.execute import execute

@@ -64,7 +64,14 @@ def run(
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option(help="classification, regression, count or ordinal. Default: inferred."),
+        typer.Option(help="classification, regression, count, ordinal or survival. Default: inferred."),
+    ] = None,
+    event: Annotated[
+        str | None,
+        typer.Option(
+            help="For survival: the column that is 1 where the event happened at the time in --target, and 0 where it "
+            "had not happened by then."
+        ),
     ] = None,
     order: Annotated[
         str | None, typer.Option(help="The classes of an ordinal target, lowest first: low,mid,high.")
@@ -104,7 +111,7 @@ def run(
 
     flags = {
         "data.path": own_data, "data.target": target, "data.client_column": client_column, "data.task": task,
-        "net.name": net,
+        "data.event": event, "net.name": net,
     }  # fmt: skip
     overrides = [
         *(f"{key}={json.dumps(str(value), ensure_ascii=False)}" for key, value in flags.items() if value is not None),

@@ -46,6 +46,9 @@ def predict(
     coverage: Annotated[
         float, typer.Option(help="Probability that a conformal set or interval contains the truth.")
     ] = 0.9,
+    at: Annotated[
+        str | None, typer.Option(help="For survival: the times whose probabilities are predicted, such as 365,730.")
+    ] = None,
     samples: Annotated[int, typer.Option(min=1, max=MOST_DRAWS, help="Weight draws averaged in a prediction.")] = 100,
     device: Device = "auto",
     trust_module: TrustModule = False,
@@ -65,9 +68,10 @@ def predict(
     """
     from pfedbayes.serving.client import Options, predict_file
     from pfedbayes.serving.open import open_client
+    from pfedbayes.serving.times import parse_times
 
     predictor = open_client(source, client, shared, device, trust_module, model).predictor(
-        Options(samples, coverage, error, abstain_at)
+        Options(samples, coverage, error, abstain_at, parse_times(at))
     )
     outcome = predict_file(predictor, rows, out)
     abstained = "" if outcome.abstained is None else f"; it abstains on {outcome.abstained:,} of them"

@@ -14,7 +14,7 @@ Name = Literal["mnist", "fashion-mnist", "cifar10", "blobs", "regression", "file
 Size = Literal["small", "medium", "large"]
 Labels = Literal["two-block", "sliding", "random", "dirichlet", "iid"]
 SplitRule = Literal["stratified", "shuffle", "overlap"]
-Task = Literal["classification", "regression", "ordinal", "count"]
+Task = Literal["classification", "regression", "ordinal", "count", "survival"]
 Fraction = Annotated[float, Interval(at_least=0, less_than=1)]
 
 PIECES = 6
@@ -40,7 +40,7 @@ PROTOCOLS: dict[Name, Protocol] = {
 }
 # Settings that apply to one kind of data only.
 FILES_ONLY = ("path", "target", "client_column", "split_column", "task", "categories", "ignore", "image_size",
-              "pieces", "order")  # fmt: skip
+              "pieces", "order", "event")  # fmt: skip
 NOT_FILES = (
     "size", "clients", "labels", "labels_per_client", "train_per_label", "test_per_label", "examples", "alpha", "split",
     "features", "classes", "noise", "dir",
@@ -105,7 +105,11 @@ class DataConfig:
     split_column: str | None = None
     """A column that assigns each row to "train", "validation" or "test", instead of the two fractions."""
     task: Task | None = None
-    """Classification or regression is inferred from the target if not given; a count and an order are not."""
+    """Classification or regression is inferred from the target if not given, and survival from `event`; a count and an
+    order are not."""
+    event: str | None = None
+    """For survival, the column that says whether the event happened at the time in `target` (1) or had not happened by
+    then (0)."""
     order: tuple[str, ...] = ()
     """The classes of an ordinal target, lowest first; numbers need none."""
     categories: tuple[str, ...] = ()
@@ -129,6 +133,12 @@ class DataConfig:
         defaults = {field.name: field.default for field in fields(self)}
         if self.name != "files" and (given := [key for key in FILES_ONLY if getattr(self, key) != defaults[key]]):
             raise ValueError(f"{given[0]} applies only to your own files: give their path too (--data)")
+        if self.event is not None and self.task not in (None, "survival"):
+            raise ValueError(f"event (--event) makes the task survival, but task is {self.task}: leave one of them out")
+        if self.task == "survival" and self.event is None:
+            raise ValueError("survival needs the column that says whether the event happened: give event (--event)")
+        if self.event is not None and self.event in (self.target, self.client_column, self.split_column):
+            raise ValueError(f"event is {self.event!r}, which is another column already: name the column of events")
         if self.image_size is not None and min(self.image_size) < 1:
             raise ValueError(f"image_size must be height and width of at least 1, got {list(self.image_size)}")
         if self.pieces == 1:

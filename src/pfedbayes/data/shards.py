@@ -12,7 +12,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from pfedbayes.data.own.preprocessing import Preprocessing, Target
+from pfedbayes.data.own.preprocessing import Preprocessing
+from pfedbayes.data.own.target import Target
 from pfedbayes.errors import UserError
 
 Examples = tuple[ArrayLike | Tensor, ArrayLike | Tensor]
@@ -27,7 +28,7 @@ class TaskShape:
     num_classes: int | None
     """Number of classes; None for a regression."""
     num_targets: int
-    """Target dimensions d of a regression; 1 for labels."""
+    """Target dimensions d of a regression; 1 for labels and for survival."""
     unit: float = 1.0
     """The standard deviation by which the targets of a regression were divided."""
     pieces: int = 0
@@ -47,7 +48,7 @@ class Shards:
     x: Tensor
     """Inputs (M, ...): uint8 images or floating-point features."""
     y: Tensor
-    """Labels (M,) as int64, or floating-point targets (M, d)."""
+    """Labels (M,) as int64, or floating-point targets (M, d); for survival times and events (M, 2)."""
     train: tuple[Tensor, ...]
     """Training rows: one int64 index vector per client."""
     test: tuple[Tensor, ...]
@@ -108,6 +109,8 @@ class Shards:
     def task_shape(self) -> TaskShape:
         """The shapes of inputs and targets, for which a network is built."""
         num_targets = self.y.shape[1] if self.num_classes is None else 1
+        if self.preprocessing is not None and self.preprocessing.target.event is not None:
+            num_targets = 1
         shape = tuple(self.x.shape[1:])
         if self.preprocessing is None:
             return TaskShape(shape, self.num_classes, num_targets)
@@ -118,6 +121,12 @@ class Shards:
     def class_names(self) -> tuple[str, ...] | None:
         """Names of the labels 0, 1, ..., if they are known."""
         return self.preprocessing.target.classes if self.preprocessing else None
+
+    def strata(self, rows: Tensor) -> NDArray[np.int64] | None:
+        """Return the labels or events of these rows of the pool, by which they are split; None for other numbers."""
+        if self.preprocessing is not None:
+            return self.preprocessing.target.strata(self.y[rows])
+        return self.y[rows].numpy() if self.num_classes else None
 
     def fingerprint(self) -> str:
         """Return a checksum of the data and of the rows of each client."""

@@ -20,7 +20,7 @@ class Likelihood(Protocol):
 
     task: str
     predicts: str
-    """What is predicted: "labels" (class probabilities) or "numbers"."""
+    """What is predicted: "labels" (class probabilities), "numbers", or "times" of which some are censored."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -93,6 +93,40 @@ class LabelLikelihood(Likelihood, Protocol):
 def is_of_labels(likelihood: Likelihood) -> TypeGuard[LabelLikelihood]:
     """Return whether a likelihood predicts classes."""
     return likelihood.predicts == "labels"
+
+
+class TimeLikelihood(Likelihood, Protocol):
+    """A likelihood of times to an event, see `survival.Survival`."""
+
+    @property
+    def edges(self) -> tuple[float, ...]:
+        """Ends of the intervals of time; the last one is that up to which predictions are made."""
+        ...
+
+    def survival(self, outputs: Tensor, time: Tensor) -> Tensor:
+        """Return the probability (..., n) of no event until a time (..., n), for the mixture of (..., K, n, O)."""
+        ...
+
+    def curve(self, outputs: Tensor, times: Tensor) -> Tensor:
+        """Return the probabilities (..., n, G) of no event until each of the times (G,), for the mixture."""
+        ...
+
+    def quantile(self, outputs: Tensor, level: float) -> Tensor:
+        """Return the time (..., n) by which the event has happened with this probability; inf beyond the edges."""
+        ...
+
+    def grid(self, like: Tensor) -> Tensor:
+        """Return the times (G,) of the curves of `gist`."""
+        ...
+
+    def risk(self, curves: Tensor) -> Tensor:
+        """Return a number (..., n) between 0 and 1 from `gist`: the higher, the earlier the event is expected."""
+        ...
+
+
+def is_of_times(likelihood: Likelihood) -> TypeGuard[TimeLikelihood]:
+    """Return whether a likelihood predicts times to an event."""
+    return likelihood.predicts == "times"
 
 
 @dataclass(frozen=True)

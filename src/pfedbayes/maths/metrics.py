@@ -21,6 +21,7 @@ METRICS = {
     "regression": ("rmse", "nll", "crps", "coverage", "deviation", "model_deviation"),
     "ordinal": ("accuracy", "nll", "brier", "ece", "mae", "entropy", "mutual_information"),
     "count": ("rmse", "nll", "coverage", "deviation", "model_deviation"),
+    "survival": ("c_index", "nll", "ibs"),
 }
 BINS = 15  # confidence bins of the calibration errors
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from pfedbayes.report import charts, cross_site, joining, tables, uncertainty
+from pfedbayes.report import charts, cross_site, joining, survival, tables, uncertainty
 from pfedbayes.report.charts import Figure
 from pfedbayes.report.describe import amount, axis_label, client_labels
 from pfedbayes.report.run_tables import TITLE
@@ -23,15 +23,15 @@ def all_figures(run: Run) -> dict[str, Figure]:
     drawn: dict[str, Figure | None] = {f"{name}_by_round": curves(run, name) for name in curve_metrics(names)}
     drawn["clients"] = clients_figure(run, names[0]) if names else None
     drawn |= {f"reliability_{model}": figure for model, figure in reliability(run)}
-    drawn["risk_coverage"] = uncertainty.risk_coverage(run)
+    drawn |= {"risk_coverage": uncertainty.risk_coverage(run), "survival": survival.figure(run)}
     drawn |= {f"doubt_{k}": figure for k, figure in enumerate(uncertainty.by_round(run), start=1)}
     drawn |= {"joining": joining.figure(run), "cross_site": cross_site.figure(run)}
     return {name: figure for name, figure in drawn.items() if figure}
 
 
 def curve_metrics(names: Sequence[str]) -> list[str]:
-    """Return the metrics to draw by round: the error and the likelihood."""
-    return [name for name in names if name in ("accuracy", "rmse", "nll")] or list(names[:1])
+    """Return the metrics to draw by round: the error, or the order of times, and the likelihood."""
+    return [name for name in names if name in ("accuracy", "rmse", "c_index", "nll")] or list(names[:1])
 
 
 def curves(run: Run, name: str) -> Figure:

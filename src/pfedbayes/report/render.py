@@ -19,6 +19,7 @@ from pfedbayes.report import (
     figures,
     joining,
     run_tables,
+    survival,
     tables,
     uncertainty,
 )
@@ -87,6 +88,7 @@ def _run_context(run: Run, label: str) -> dict[str, Any]:
         "clients": run_tables.client_table(run, names[0]) if names else None,
         "reliability": [figure for _, figure in figures.reliability(run)],
         "risk_coverage": uncertainty.risk_coverage(run),
+        "survival": survival.figure(run),
         "uncertainty": uncertainty.by_round(run),
         "uncertain_clients": uncertainty.uncertain_clients(run),
         "example_groups": examples.groups(run),

@@ -75,6 +75,19 @@ METRICS = {
         unit="%",
         nominal=90,
     ),
+    "c_index": Metric(
+        "C-index",
+        "probability that of two rows whose order is known, the one with the higher risk has the event first. A client "
+        "whose rows have no event has none",
+        larger_is_better=True,
+        undefined=True,
+    ),
+    "ibs": Metric(
+        "Integrated Brier score",
+        "squared distance between the probability to survive and what happened, averaged over the time in which the "
+        "training data have events; censoring is weighted out",
+        undefined=True,
+    ),
     "entropy": Metric("Entropy", "total uncertainty of a prediction", unit="nats", score=False),
     "mutual_information": Metric(
         "Mutual information", "model uncertainty, a part of the entropy", unit="nats", score=False

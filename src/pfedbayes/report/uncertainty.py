@@ -55,7 +55,7 @@ def by_round(run: Run) -> list[Figure]:
     """Draw the total and the model uncertainty of every client by round, as in the paper's Figure 3."""
     shown = tables.models(run)
     figures = []
-    for name in UNCERTAINTY[run.info.task][: 1 + _draws_samples(run)] if shown else ():
+    for name in UNCERTAINTY.get(run.info.task, ())[: 1 + _draws_samples(run)] if shown else ():
         metric, title = tables.metric(name), f"{tables.metric(name).label} by round"
         series = _client_lines(run, shown[0], name)
         for model in shown:
@@ -102,7 +102,7 @@ def _client_lines(run: Run, model: str, name: str) -> list[Series]:
 def uncertain_clients(run: Run) -> list[str]:
     """Return sentences about the clients with clearly more uncertainty than the others, with possible reasons."""
     shown = tables.models(run)
-    if not shown:
+    if not shown or run.info.task not in UNCERTAINTY:
         return []
     total_name, part_name = UNCERTAINTY[run.info.task]
     total = _last(tables.client_curves(run, shown[0], total_name))

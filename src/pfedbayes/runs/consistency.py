@@ -58,9 +58,11 @@ def require_summary(info: RunInfo, summary: Summary) -> None:
         raise ValueError("its rounds or seconds are not numbers that it can have")
     lengths = [{len(one.confidence), len(one.accuracy), len(one.count)} for one in summary.reliability.values() if one]
     lengths += [{len(one.coverage), len(one.risk)} for one in summary.risk_coverage.values() if one]
+    survival = summary.survival
+    lengths += [set(map(len, (survival.times, survival.observed, *survival.predicted.values())))] if survival else []
     if any(len(different) > 1 for different in lengths):
         raise ValueError("the lists of a curve have different lengths")
-    if {*summary.reliability, *summary.risk_coverage} - set(MODELS):
+    if {*summary.reliability, *summary.risk_coverage, *(survival.predicted if survival else ())} - set(MODELS):
         raise ValueError("it has a curve of an unknown model")
     facts = summary.clients
     for values in (facts.distance, facts.rarest_label) if facts else ():

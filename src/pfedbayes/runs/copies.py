@@ -58,8 +58,7 @@ def _left_out(shards: Shards, count: int, seed: int) -> list[tuple[Tensor, ...]]
     """Return the rows of each fold. A client with a single row leaves none out: it would have nothing to train on."""
     folds: list[list[Tensor]] = [[] for _ in range(count)]
     for i, rows in enumerate(shards.train):
-        labels = shards.y[rows].numpy() if shards.num_classes else None
-        own = folds_of(labels, len(rows), count, SplitPurpose.FOLDS.stream(i), seed)
+        own = folds_of(shards.strata(rows), len(rows), count, SplitPurpose.FOLDS.stream(i), seed)
         for k, fold in enumerate(folds):
             fold.append(rows[torch.from_numpy(np.flatnonzero((own == k) & (len(rows) > 1)))])
     return [tuple(fold) for fold in folds]

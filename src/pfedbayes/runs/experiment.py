@@ -264,8 +264,8 @@ def build_model(net: NetConfig, task: TaskShape, method: Method) -> Model:
         sizes = [math.prod(shape), *(net.hidden or ()), outputs]
         refuse_too_large(sum((a + 1) * b for a, b in pairwise(sizes)) * 4, host_memory(), "the network", "net.hidden")
         module = mlp(sizes, net.activation)
-    if task.target is not None and task.target.task in ("count", "ordinal"):
-        kind = "counts" if task.target.task == "count" else "ordered classes"
+    kinds = {"count": "counts", "ordinal": "ordered classes", "survival": "times to an event"}
+    if task.target is not None and (kind := kinds.get(task.target.task)):
         raise UserError(f"{kind} need the network for tables: leave net.name = {net.name!r} and net.hidden out")
     likelihood: Likelihood = Classification(ranking=task.target is not None)
     if task.num_classes is None:

@@ -6,6 +6,7 @@ import base64
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +15,9 @@ from pfedbayes.data import Shards
 from pfedbayes.evaluation.estimators import EstimatorSpec
 from pfedbayes.evaluation.evaluate import predict_blocks
 from pfedbayes.evaluation.models import FederatedModels, available_models, headline_estimator, personal_state
+from pfedbayes.maths.censoring import kaplan_meier
 from pfedbayes.maths.gaussian import kl
+from pfedbayes.maths.likelihoods import Likelihood, TimeLikelihood, is_of_times
 from pfedbayes.maths.metrics import (
     BINS,
     adaptive_ece,
@@ -27,11 +30,21 @@ from pfedbayes.maths.metrics import (
 )
 from pfedbayes.methods.base import weights_posterior
 from pfedbayes.runs.description import scored_clients
-from pfedbayes.runs.schema import Answer, ClientFacts, Example, FinalAnalysis, Image, Reliability, RiskCoverage
+from pfedbayes.runs.schema import (
+    Answer,
+    ClientFacts,
+    Example,
+    FinalAnalysis,
+    Image,
+    Reliability,
+    RiskCoverage,
+    SurvivalCurves,
+)
 from pfedbayes.runs.sections import Evaluation
 
 EXAMPLES_PER_KIND = 4
 CURVE_POINTS = 100
+LEAST_AT_RISK = 10  # rows on which an observed survival curve rests
 
 
 @dataclass(frozen=True)
@@ -44,13 +57,24 @@ class _Prediction:
     """(n, C): log-probabilities of their average."""
 
 
+class _Pooled(NamedTuple):
+    """What a model says of the rows of all clients."""
+
+    gist: Tensor
+    """See `Likelihood.gist`: (n, R)."""
+    y: Tensor
+    """Targets (n, ...)."""
+
+
 def analyse_final_models(federation: FederatedModels, evaluation: Evaluation) -> FinalAnalysis:
     """Compute what is computed for the final models only, with the headline estimator."""
     likelihood = federation.model.likelihood
     clients = _client_facts(federation, scored_clients(federation, evaluation))
-    scores = _pooled_scores(federation, evaluation) if likelihood.pooled_metrics else {}
+    gists = _pooled_gists(federation, evaluation) if likelihood.pooled_metrics else {}
+    scores = {which: _pooled_scores(likelihood, of_seeds) for which, of_seeds in gists.items()}
     if likelihood.task != "classification":
-        return FinalAnalysis(clients=clients, pooled=scores)
+        curves_of_time = _survival_curves(likelihood, gists) if gists and is_of_times(likelihood) else None
+        return FinalAnalysis(clients=clients, pooled=scores, survival=curves_of_time)
     samples, split = evaluation.samples, evaluation.split
     data, headline = federation.data, headline_estimator(federation.method, samples)
     spec = EstimatorSpec(samples, (headline,), evaluation.sampling)
@@ -80,12 +104,12 @@ def analyse_final_models(federation: FederatedModels, evaluation: Evaluation) ->
     return FinalAnalysis(diagrams, curves, clients, examples, scores)
 
 
-def _pooled_scores(federation: FederatedModels, evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
-    """Return the scores of all clients' rows together: the mean over seeds, by model; None where it is undefined."""
+def _pooled_gists(federation: FederatedModels, evaluation: Evaluation) -> dict[str, list[_Pooled]]:
+    """Return by model and seed the gist and the target of all clients' rows together."""
     likelihood, samples = federation.model.likelihood, evaluation.samples
     headline = headline_estimator(federation.method, samples)
     spec = EstimatorSpec(samples, (headline,), evaluation.sampling)
-    found: dict[str, dict[str, float | None]] = {}
+    found: dict[str, list[_Pooled]] = {}
     for which in available_models(federation.method):
         parts: dict[int, list[tuple[Tensor, Tensor]]] = {}
         for block in predict_blocks(federation, which, evaluation.split, spec, evaluation.clients):
@@ -94,13 +118,29 @@ def _pooled_scores(federation: FederatedModels, evaluation: Evaluation) -> dict[
                 block.seeds, *(each.chunk(len(block.seeds)) for each in (gists, block.y)), strict=True
             ):
                 parts.setdefault(seed, []).append((rows[0].flatten(0, 1), rows[1].flatten(0, 1)))
-        if not parts:
-            continue
-        pairs = [[torch.cat(each) for each in zip(*rows, strict=True)] for rows in parts.values()]
-        means = torch.stack([likelihood.pooled_scores(*pair) for pair in pairs]).mean(0).tolist()
-        names = likelihood.pooled_metrics
-        found[which] = {name: mean if math.isfinite(mean) else None for name, mean in zip(names, means, strict=True)}
+        if parts:
+            found[which] = [_Pooled(*map(torch.cat, zip(*rows, strict=True))) for rows in parts.values()]
     return found
+
+
+def _pooled_scores(likelihood: Likelihood, of_seeds: Sequence[_Pooled]) -> dict[str, float | None]:
+    """Return the scores of all clients' rows together, the mean over seeds; None where it is undefined."""
+    means = torch.stack([likelihood.pooled_scores(*pair) for pair in of_seeds]).mean(0).tolist()
+    names = likelihood.pooled_metrics
+    return {name: mean if math.isfinite(mean) else None for name, mean in zip(names, means, strict=True)}
+
+
+def _survival_curves(likelihood: TimeLikelihood, gists: dict[str, list[_Pooled]]) -> SurvivalCurves:
+    """Return the observed curve of all rows beside the mean predicted ones, while `LEAST_AT_RISK` rows are observed."""
+    time, event = next(iter(gists.values()))[0].y.unbind(-1)
+    grid = likelihood.grid(time)
+    grid = grid[grid <= time.sort(descending=True).values[:LEAST_AT_RISK].min()]
+    means = {which: torch.stack([each.gist.mean(0) for each in of_seeds]).mean(0) for which, of_seeds in gists.items()}
+    return SurvivalCurves(
+        times=[0.0, *grid.tolist()],
+        observed=[1.0, *kaplan_meier(time, event, grid).tolist()],
+        predicted={which: [1.0, *mean[: len(grid)].tolist()] for which, mean in means.items()},
+    )
 
 
 def _risk_coverage(log_probs: Tensor, y: Tensor) -> RiskCoverage:

@@ -7,11 +7,13 @@ import math
 from typing import Any, NamedTuple
 
 from pfedbayes.data import TaskShape
+from pfedbayes.data.own.intervals import require_sound_intervals
 from pfedbayes.data.own.summaries import MAX_CLASSES
 from pfedbayes.errors import UserError
 from pfedbayes.maths.counts import NegativeBinomial, Poisson
 from pfedbayes.maths.likelihoods import Classification, Gaussian, Likelihood, Regression, StudentT
 from pfedbayes.maths.ordinal import Ordinal
+from pfedbayes.maths.survival import Survival
 from pfedbayes.nets import Net
 from pfedbayes.runs.sections import NetConfig
 
@@ -29,6 +31,7 @@ NAMES: dict[str, type[Any]] = {
     "ordinal": Ordinal,
     "poisson": Poisson,
     "negative-binomial": NegativeBinomial,
+    "survival": Survival,
 }
 WIDTHS: dict[type[Any], int] = {
     StudentT: 4,
@@ -61,6 +64,9 @@ def outcome_of(net: NetConfig, task: TaskShape, width: int | None) -> Outcome:
         if chosen == "poisson":
             return Outcome(Poisson(task.target.rate), outputs=1)
         return Outcome(NegativeBinomial(task.target.rate), outputs=1, constants=1)
+    if name == "survival" and task.target is not None:
+        edges = task.target.edges
+        return Outcome(Survival(edges, task.target.rate), outputs=1, constants=len(edges))
     if name == "ordinal":
         classes = task.num_classes or 2
         return Outcome(Ordinal(classes=classes), outputs=1, constants=classes - 1)
@@ -92,8 +98,13 @@ def of_object(content: dict[str, Any]) -> Likelihood:
         known = type(value) is bool if name == "ranking" else positive or (name == "sigma_eps" and value is None)
         if name == "classes":
             known = type(value) is int and 2 <= value <= MAX_CLASSES
+        if name == "edges":
+            known = isinstance(value, list) and all(type(edge) in (int, float) for edge in value)
         if not known:
             raise ValueError(f"{name} of its likelihood is {str(value)[:40]}")
+    if kind is Survival:
+        values["edges"] = tuple(values["edges"])
+        require_sound_intervals(values["edges"])
     likelihood: Likelihood = kind(**values)
     return likelihood
 
@@ -103,6 +114,8 @@ def require_width(likelihood: Likelihood, net: Net) -> None:
     wanted = WIDTHS.get(type(likelihood))
     if isinstance(likelihood, Ordinal):
         wanted = likelihood.classes
+    if isinstance(likelihood, Survival):
+        wanted = 1 + len(likelihood.edges)
     if type(likelihood) is Gaussian and net.num_outputs:
         wanted = 1 + (likelihood.sigma_eps is None)
     if wanted is not None and net.num_outputs != wanted:

@@ -189,6 +189,17 @@ class RiskCoverage:
 
 
 @dataclass(frozen=True)
+class SurvivalCurves:
+    """The share of the scored rows without an event until each time, observed and predicted."""
+
+    times: list[float]
+    observed: list[float]
+    """Kaplan-Meier estimate of all rows."""
+    predicted: dict[str, list[float]]
+    """By model, the mean prediction over rows and seeds."""
+
+
+@dataclass(frozen=True)
 class ClientFacts:
     """What may explain the uncertainty of the clients; one entry per scored client."""
 
@@ -244,6 +255,8 @@ class FinalAnalysis:
     examples: list[Example] = field(default_factory=list)
     pooled: dict[str, dict[str, float | None]] = field(default_factory=dict)
     """By model and metric, scores over the rows of all clients together, mean over seeds; None if undefined."""
+    survival: SurvivalCurves | None = field(default=None, metadata=OMIT_NONE)
+    """None unless times to an event are predicted."""
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ from pfedbayes.data.own.new_rows import read_chunks
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Served
 from pfedbayes.evaluation.posterior import OutputFunction, Weights
-from pfedbayes.maths.likelihoods import Likelihood, is_of_labels, is_of_numbers
+from pfedbayes.maths.likelihoods import Likelihood, is_of_labels, is_of_numbers, is_of_times
 from pfedbayes.maths.metrics import confidence, decompose_uncertainty, log_average, moments
 from pfedbayes.runs.sections import NetConfig
+from pfedbayes.serving import times
 from pfedbayes.serving.tables import open_table
 from pfedbayes.trust import conformal
 from pfedbayes.trust.calibration import DELTA, DRAWS, Guarantees, Scores, guarantee
@@ -43,6 +44,8 @@ class Options(NamedTuple):
     """Largest error rate among the answers; the client abstains on the other rows. Default for labels: 0.05."""
     abstain_at: float | None = None
     """Abstain below this probability of the label, or above this standard deviation, instead of by `error`."""
+    at: tuple[float, ...] = ()
+    """For survival, the times whose probabilities to survive are predicted. Default: three quarter points."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +104,7 @@ class Client:
 
     def predictor(self, options: Options) -> Predictor:
         """Calibrate the client for these options."""
+        times.require_options(self.likelihood, options.error, options.abstain_at, options.at)
         regression = self.likelihood.predicts != "labels"
         if regression and options.error is not None:
             raise UserError(
@@ -127,7 +131,7 @@ class Predictor:
     Columns for labels: label, p_CLASS, entropy = aleatoric + epistemic (nats), abstain, conformal_set (classes joined
     by |). Columns for numbers, in the units of the target: mean, deviation with deviation^2 = aleatoric^2 +
     epistemic^2, the model's own interval from lower to upper, the guaranteed one from conformal_lower to
-    conformal_upper, and abstain if `abstain_at` is given.
+    conformal_upper, and abstain if `abstain_at` is given. Columns for survival: see `times.columns`.
     """
 
     client: Client
@@ -151,7 +155,7 @@ class Predictor:
         """Return the predictions for inputs x (n, ...) by column."""
         target = self.client.preprocessing.target
         width = self.options.samples * len(target.classes or (0,))
-        make = {"labels": self._labels, "numbers": self._numbers}[self.client.likelihood.predicts]
+        make = {"labels": self._labels, "numbers": self._numbers, "times": self._times}[self.client.likelihood.predicts]
         parts = [make(self.outputs(part).cpu()) for part in torch.split(x, max(1, OUTPUTS_AT_ONCE // width))]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
@@ -202,10 +206,15 @@ class Predictor:
             columns["abstain"] = (inner["deviation"].amax(1) > self.options.abstain_at).numpy()
         return columns
 
+    def _times(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
+        assert is_of_times(self.client.likelihood)  # noqa: S101, checked by `columns`
+        options = self.options
+        return times.columns(self.client.likelihood, outputs, options.coverage, options.at, self.guarantees.sets)
+
     def statements(self) -> list[str]:
         """Return sentences on what is guaranteed, from how many examples, and what is not."""
         sets, rule = self.guarantees
-        kind = "sets" if self.client.likelihood.predicts == "labels" else "intervals"
+        kind = {"labels": "sets", "numbers": "intervals"}.get(self.client.likelihood.predicts, times.KIND)
         sentences = [f"conformal {kind}: {sets.statement()}"]
         if rule is not None:
             sentences.append(f"abstention: {rule.statement()}{self._hint()}")

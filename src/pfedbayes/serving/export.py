@@ -29,8 +29,8 @@ FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch": ".pt2"}
 class MeanNetwork(nn.Module):
     """The network with the mean weights.
 
-    It maps inputs (n, ...) to probabilities (n, C), or to predicted numbers (n, d) in the units of the target. Images
-    are numbers from 0 to 255.
+    It maps inputs (n, ...) to probabilities (n, C), or to predicted numbers (n, d) in the units of the target. For
+    survival, these are the probabilities of no event until each edge of the target. Images are numbers from 0 to 255.
     """
 
     def __init__(self, client: Client) -> None:
@@ -69,11 +69,14 @@ def export(client: Client, path: Path, kind: str = "safetensors", options: Optio
 
 
 def onnx_bytes(client: Client) -> bytes:
-    """Return the mean network as ONNX: input "x", output "probabilities" or "mean", preprocessing in the metadata."""
+    """Return the mean network as ONNX, with the preprocessing in the metadata.
+
+    The input is "x", and the output "probabilities", "mean" or "survival".
+    """
     for module in ("onnx", "onnxscript"):
         optional(module, "onnx", "writing ONNX")
     network, example = _traced(client)
-    output = "probabilities" if client.preprocessing.target.classes is not None else "mean"
+    output = {"labels": "probabilities", "numbers": "mean"}.get(client.likelihood.predicts, "survival")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # warns about packages that are not needed
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

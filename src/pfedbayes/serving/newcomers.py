@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,11 +50,12 @@ class Joined:
         """Return the result as lines of text."""
         name = self.client.name
         lines = [f"{name}: own model trained on {self.trained:,} rows; {self.held:,} rows held out for calibration"]
-        for metric in ("accuracy", "rmse"):
-            if metric in self.own:
+        for metric in ("accuracy", "rmse", "c_index"):
+            if math.isfinite(self.own.get(metric, math.nan)):
                 unit = " %" if metric == "accuracy" else ""
                 own, shared = (f"{figures[metric]:.4g}{unit}" for figures in (self.own, self.shared))
-                lines.append(f"{metric} on the rows held out: {own} with its own model, {shared} with the shared model")
+                title = metric.replace("c_index", "C-index")
+                lines.append(f"{title} on the rows held out: {own} with its own model, {shared} with the shared model")
         if self.certificate is None:
             return [*lines, f"no certificate: {self.without}"]
         one = self.certificate
@@ -153,7 +155,7 @@ def _newcomer(preprocessing: Preprocessing, data: Path, name: str, hold_out: flo
     """Read the newcomer's rows; a share of each label is held out as validation data."""
     x, y = read_examples(data, preprocessing)
     classes = preprocessing.target.classes
-    labels = None if classes is None else y.numpy()
+    labels = preprocessing.target.strata(y)
     held = torch.from_numpy(held_out(labels, len(y), hold_out, SplitPurpose.VALIDATION_CUT.stream(), seed=1))
     none = torch.empty(0, dtype=torch.int64)
     return Shards(

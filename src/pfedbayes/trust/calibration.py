@@ -12,7 +12,7 @@ from pfedbayes.engine.federation import Federation
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Which
 from pfedbayes.evaluation.posterior import trained_model
-from pfedbayes.maths.likelihoods import Likelihood, is_of_labels, is_of_numbers
+from pfedbayes.maths.likelihoods import Likelihood, is_of_labels, is_of_numbers, is_of_times
 from pfedbayes.maths.metrics import confidence, log_average, moments
 from pfedbayes.trust import abstention, conformal
 
@@ -41,6 +41,8 @@ def score(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Scores:
     """Return the scores of outputs (K, n, ...) for targets y (n, ...)."""
     if is_of_numbers(likelihood):
         return NO_SCORES._replace(odd=conformal.residuals(moments(likelihood, outputs), y).cpu())
+    if is_of_times(likelihood):
+        return NO_SCORES._replace(odd=likelihood.survival(outputs, y[..., 0]).cpu())
     assert is_of_labels(likelihood)  # noqa: S101, there is no other kind
     log_probs = log_average(likelihood.logits(outputs))
     odd = conformal.true_scores(conformal.label_scores(log_probs), y)

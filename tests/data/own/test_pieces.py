@@ -22,9 +22,9 @@ from pfedbayes.data import (
 )
 from pfedbayes.data.own.columns import Schema
 from pfedbayes.data.own.inputs import Input
-from pfedbayes.data.own.preprocessing import Target
 from pfedbayes.data.own.summaries import interior_quantiles
 from pfedbayes.data.own.table_builder import table_of
+from pfedbayes.data.own.target import Target
 from pfedbayes.errors import UserError
 from pfedbayes.runs.calibration import CalibrationRecord
 from pfedbayes.runs.sections import NetConfig

@@ -46,6 +46,9 @@ def _command(shop: Workshop, path: Path, use: str) -> Command:
     roles = ["--target", "outcome"] if path.parent != shop.folder else TABLE
     if rng.random() < 0.3:
         roles = ["--target", rng.choice([*COLUMNS, "missing"]), "--client-column", rng.choice([*COLUMNS, "missing"])]
+    if rng.random() < 0.25:
+        roles += ["--event", rng.choice([*COLUMNS, "missing"])]
+        roles[1] = rng.choice(COLUMNS)
     data = str(path if path.parent == shop.folder else path.parent)
     quick = ["--set", "data.validation=0.2", "--set", "training.rounds=1"]
     return ["run", *TINY, "--data", data, *roles, *quick, *rng.choice([["--dry-run"], ["--out", "out"]])]

@@ -95,6 +95,15 @@ def as_text(number: float) -> str:
     return str(int(number)) if float(number).is_integer() else repr(float(number))
 
 
+def as_texts(column: Column) -> Texts:
+    """Return a column with its numbers as category names."""
+    if isinstance(column, Texts):
+        return column
+    numbers, codes = np.unique(column, return_inverse=True)
+    codes[np.isnan(column)] = -1
+    return Texts(codes.astype(np.int32), tuple(as_text(number) for number in numbers if not np.isnan(number)))
+
+
 def canonical(text: str) -> str:
     """Return the form of a category, class or client that is the same in all file formats.
 

@@ -31,6 +31,7 @@ from pfedbayes.data.own.preprocessing import Preprocessing, combine
 from pfedbayes.data.own.readers import SUFFIXES, existing, read_table
 from pfedbayes.data.own.summaries import MAX_INTEGER_CLASSES, ClientSummary, summarise
 from pfedbayes.data.own.table_builder import table_of
+from pfedbayes.data.own.times import read_events
 from pfedbayes.data.shards import Shards
 from pfedbayes.data.splits import Rows, SplitPurpose, held_out
 from pfedbayes.errors import UserError
@@ -72,6 +73,7 @@ def shards_from_tables(
     target: str,
     *,
     task: Task | None = None,
+    event: str | None = None,
     split_column: str | None = None,
     categories: Sequence[str] = (),
     ignore: Sequence[str] = (),
@@ -86,8 +88,9 @@ def shards_from_tables(
     `DataConfig`.
     """
     config = DataConfig(
-        name="files", path="tables", target=target, task=task, split_column=split_column, categories=tuple(categories),
-        ignore=tuple(ignore), test_fraction=test_fraction, validation=validation, seed=seed, pieces=pieces,
+        name="files", path="tables", target=target, task=task, event=event, split_column=split_column,
+        categories=tuple(categories), ignore=tuple(ignore), test_fraction=test_fraction, validation=validation,
+        seed=seed, pieces=pieces,
     )  # fmt: skip
     schema, budget = _schema(config, target), Budget()
     own = {name: table_of(columns, name, schema, budget) for name, columns in tables.items()}
@@ -100,7 +103,7 @@ def summarise_client(config: DataConfig, client: int, name: str) -> ClientSummar
     client: its number, which determines the random split of its rows.
     """
     table, cut = _read_client(config, client, name)
-    return summarise(name, table, str(config.target), cut["train"], config.task, quantiles=config.pieces > 0)
+    return summarise(name, table, str(config.target), cut["train"], config.task, config.pieces > 0, config.event)
 
 
 def load_client(config: DataConfig, client: int, name: str, preprocessing: Preprocessing) -> Shards:
@@ -137,7 +140,7 @@ def read_inputs(path: str | Path, preprocessing: Preprocessing) -> Tensor:
 
 
 def _schema(config: DataConfig, target: str | None) -> Schema:
-    names = [name for name in (config.client_column, config.split_column) if name]
+    names = [name for name in (config.client_column, config.split_column, config.event) if name]
     kinds: dict[str, Kind] = dict.fromkeys([*config.categories, *names], "category")
     return Schema((*names, *([target] if target else [])), config.ignore, kinds)
 
@@ -160,7 +163,7 @@ def _read_clients(path: Path, config: DataConfig) -> tuple[dict[str, Table], str
             raise UserError(
                 f"no target is given: name one of the columns with --target ({table.where} has {_some(table.columns)})"
             )
-        for name in filter(None, (target, column, config.split_column, *config.categories)):
+        for name in filter(None, (target, config.event, column, config.split_column, *config.categories)):
             _require_column(table, name)
     if column is None:
         return {file.stem: table for file, table in zip(files, tables, strict=True)}, str(target), None
@@ -233,7 +236,7 @@ def _shards(tables: Mapping[str, Table], target: str, config: DataConfig, others
     own = {name: table.without(config.split_column) for name, table in tables.items()}
     fitted = combine(
         [
-            summarise(name, table, target, cut["train"], config.task, quantiles=config.pieces > 0)
+            summarise(name, table, target, cut["train"], config.task, config.pieces > 0, config.event)
             for (name, table), cut in zip(own.items(), cuts, strict=True)
         ],
         config.task,
@@ -253,6 +256,8 @@ def _split(client: int, name: str, table: Table, target: str, config: DataConfig
         raise UserError(
             f"{table.place(int(absent[0]))}: the target {target!r} is missing: fill it in or remove the row"
         )
+    if config.event is not None:
+        _require_column(table, config.event)
     cut = split_rows(client, table, target, config)
     if not len(cut["train"]):
         raise UserError(f"{name} has no training rows ({table.where}): add some or leave the client out")
@@ -283,13 +288,10 @@ def _encoded(
 def split_rows(client: int, table: Table, target: str, config: DataConfig) -> dict[str, Rows]:
     """Return a client's rows for training, validation and test, and those withheld for a certificate.
 
-    The split column decides, if there is one. Otherwise the fractions are drawn at random, stratified by label if the
-    target looks like labels.
+    The split column decides, if there is one. Otherwise the fractions are drawn at random, stratified by event, or by
+    label if the target looks like labels.
     """
-    column = table.columns[target]
-    values = column.codes.astype(np.int64) if isinstance(column, Texts) else np.unique(column, return_inverse=True)[1]
-    few = isinstance(column, Texts) or len(np.unique(values)) <= MAX_INTEGER_CLASSES
-    labels = values if few and config.task not in ("regression", "count") else None
+    labels = read_events(table, config.event).astype(np.int64) if config.event else _labels(table, target, config.task)
     cut: dict[str, Rows] = {"train": np.arange(len(table))}
     fractions = [
         ("test", config.test_fraction, SplitPurpose.TEST_CUT),
@@ -305,6 +307,14 @@ def split_rows(client: int, table: Table, target: str, config: DataConfig) -> di
         held = held_out(own, len(rows), fraction, purpose.stream(client), config.seed)
         cut[part], cut["train"] = rows[held], rows[~held]
     return cut
+
+
+def _labels(table: Table, target: str, task: Task | None) -> Rows | None:
+    """Return the labels of all rows; None if the target does not look like labels."""
+    column = table.columns[target]
+    values = column.codes.astype(np.int64) if isinstance(column, Texts) else np.unique(column, return_inverse=True)[1]
+    few = isinstance(column, Texts) or len(np.unique(values)) <= MAX_INTEGER_CLASSES
+    return values if few and task not in ("regression", "count") else None
 
 
 def _split_by_column(table: Table, name: str) -> dict[str, Rows]:

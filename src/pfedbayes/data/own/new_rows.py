@@ -73,9 +73,11 @@ def read_examples(path: str | Path, preprocessing: Preprocessing) -> tuple[Tenso
         table = images.read_classes(path, preprocessing.shape)
         table = Table(table.where, {target.name: table.columns[images.CLASS]}, table.lines, table.x, table.unit)
     else:
-        table = _with_channel(read_table(_table_file(path), preprocessing.inputs_schema(target.name)), preprocessing)
-    if target.name not in table.columns:
-        raise UserError(f"{path} lacks the target column {target.name!r}: add it")
+        schema = preprocessing.inputs_schema(*target.columns)
+        table = _with_channel(read_table(_table_file(path), schema), preprocessing)
+    for name in target.columns:
+        if name not in table.columns:
+            raise UserError(f"{path} lacks the target column {name!r}: add it")
     if not len(table):
         raise UserError(f"{path} has no rows: add some")
     if len(absent := np.flatnonzero(missing(table.columns[target.name]))):

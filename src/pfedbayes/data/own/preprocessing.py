@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedbayes.data.config import MAX_PIECES, PIECES, Task
@@ -30,23 +29,19 @@ from pfedbayes.data.own.columns import (
     Schema,
     Table,
     Texts,
-    as_text,
-    canonical,
     missing,
-    places,
 )
-from pfedbayes.data.own.inputs import Input, deviation_of, fit_input
+from pfedbayes.data.own.inputs import Input, fit_input
+from pfedbayes.data.own.intervals import require_sound_intervals
 from pfedbayes.data.own.pieces import Pieces, require_sound_pieces
 from pfedbayes.data.own.summaries import (
-    MAX_CLASSES,
-    MAX_INTEGER_CLASSES,
     ClientSummary,
-    ColumnSummary,
     in_one_order,
     merge,
     require_equal_columns,
     require_sound,
 )
+from pfedbayes.data.own.target import OF_NUMBERS, Target, fit_survival, fit_target, listed, require_near
 from pfedbayes.errors import UserError
 from pfedbayes.files.checksums import dump_json
 from pfedbayes.files.reading import parse_object, reading
@@ -55,7 +50,6 @@ from pfedbayes.files.typed import from_json
 FORMAT = 1
 RESTORE = "restore the file of the run"
 MAX_NUMBERS = 2**28  # of one example
-FARTHEST = 1e12  # standard deviations of a number from the mean of the training data; networks overflow beyond
 
 
 def combine(
@@ -86,118 +80,16 @@ def combine(
         raise UserError("there is no column to predict from: add columns besides the target")
     target = merge([summary.target for summary in summaries], summaries)
     empty = tuple(column.name for column in columns if not column.kind)
-    return Preprocessing(inputs, shape, _target(target, task, order), image=first.image, others=empty)
+    if first.events is None:
+        fitted = fit_target(target, task, order)
+    else:
+        parts_of_events = [summary.events for summary in summaries if summary.events]
+        fitted = fit_survival(target, merge(parts_of_events, summaries), parts_of_events)
+    return Preprocessing(inputs, shape, fitted, image=first.image, others=empty)
 
 
 def _width(inputs: Sequence[Input]) -> int:
     return sum(column.width + column.pieces for column in inputs)
-
-
-@dataclass(frozen=True)
-class Target:
-    """How the target is encoded."""
-
-    name: str
-    task: Task
-    classes: tuple[str, ...] | None = None
-    """Names of the labels 0, 1, ...; None for a regression."""
-    mean: float = 0.0
-    """Mean of the numbers, which are standardised for training."""
-    deviation: float = 1.0
-    """Standard deviation of the numbers."""
-    rate: float = 1.0
-    """Mean of counts, which stay as they are."""
-
-    def encode(self, table: Table) -> NDArray[Any]:
-        """Return labels (n,) or standardised numbers (n, 1)."""
-        column = table.columns[self.name]
-        if self.classes is None:
-            if isinstance(column, Texts):
-                raise UserError(
-                    f"{table.where}: the target {self.name!r} holds text, but the models predict numbers: correct it"
-                )
-            if self.task == "count":
-                _require_counts(table, self.name, column)
-            standard = (column - self.mean) / self.deviation
-            _require_near(table, self.name, column, standard)
-            return standard.astype(np.float32)[:, None]
-        texts = _as_texts(column)
-        labels: NDArray[np.int64] = np.array(places(self.classes, texts.levels, -1), dtype=np.int64)[texts.codes]
-        if len(unknown := np.flatnonzero(labels < 0)):
-            row = int(unknown[0])
-            raise UserError(
-                f"{table.place(row)}: {self.name!r} is {texts.levels[texts.codes[row]]!r}, which is not a known class: "
-                "correct the row or remove it"
-            )
-        return labels
-
-
-def _require_counts(table: Table, name: str, column: Numbers) -> None:
-    """Refuse numbers that are no counts."""
-    if len(odd := np.flatnonzero((column < 0) | (column != np.rint(column)))):
-        row = int(odd[0])
-        raise UserError(
-            f"{table.place(row)}: {name!r} is {column[row]:g}, but a count is a whole number of at least 0: correct "
-            "the cell or remove the row, or use --task regression"
-        )
-
-
-def _require_near(table: Table, name: str, column: Numbers, standard: NDArray[Any]) -> None:
-    """Refuse a number that is so far from the training data that a network overflows."""
-    if len(far := np.flatnonzero(np.abs(standard) > FARTHEST)):
-        row = int(far[0])
-        raise UserError(
-            f"{table.place(row)}: {name!r} is {column[row]:g}, more than {FARTHEST:g} standard deviations from the "
-            "training data: correct the cell or remove the row"
-        )
-
-
-def _as_texts(column: Column) -> Texts:
-    if isinstance(column, Texts):
-        return column
-    numbers, codes = np.unique(column, return_inverse=True)
-    return Texts(codes.astype(np.int32), tuple(as_text(number) for number in numbers))
-
-
-def infer_task(column: ColumnSummary) -> Task:
-    """Return the task: text and few different integers are classes, other numbers are a regression."""
-    few = column.values is not None and len(column.values) <= MAX_INTEGER_CLASSES
-    return "classification" if column.kind == "category" or (column.whole and few) else "regression"
-
-
-def _target(column: ColumnSummary, task: Task | None, order: Sequence[str] = ()) -> Target:
-    task = task or infer_task(column)
-    if task in ("regression", "count"):
-        if column.kind == "category":
-            raise UserError(f"the target {column.name!r} holds text: leave --task out, or write numbers")
-        if task == "count":
-            return Target(column.name, task, rate=max(column.mean, 1 / max(column.count, 1)))
-        return Target(column.name, task, None, column.mean, deviation_of(column))
-    if column.values is None or len(column.values) > MAX_CLASSES:
-        raise UserError(
-            f"the target {column.name!r} has more than {MAX_CLASSES} different values: use --task regression if it is "
-            "a number, or reduce the number of classes"
-        )
-    if len(column.values) < 2:
-        raise UserError(
-            f"the target {column.name!r} is {column.values[0]!r} in every row: add rows of another class, or choose "
-            "another target"
-        )
-    if task == "ordinal":
-        return Target(column.name, task, _ordered(column.name, column.values, column.kind, order))
-    return Target(column.name, task, column.values)
-
-
-def _ordered(name: str, classes: tuple[str, ...], kind: Kind | None, order: Sequence[str]) -> tuple[str, ...]:
-    """Return the classes of an ordinal target in their order: as given, or numbers by value."""
-    given = tuple(map(canonical, order))
-    if not given and kind == "number":
-        return classes
-    if len(set(given)) < len(given) or not set(classes) <= set(given):
-        raise UserError(
-            f"the target {name!r} has the classes {_list(classes)}: list each of them once in --order, lowest first"
-        )
-    return given
 
 
 @dataclass(frozen=True)
@@ -223,23 +115,24 @@ class Preprocessing:
     def schema(self) -> Schema:
         """The schema of a table that is read for prediction, without its target."""
         kinds: dict[str, Kind] = {column.name: column.kind for column in self.inputs}
-        return Schema(ignore=(*self.others, self.target.name), kinds=kinds)
+        return Schema(ignore=(*self.others, *self.target.columns), kinds=kinds)
 
     def inputs_schema(self, *others: str) -> Schema:
         """Return the schema to read only the inputs and these other columns, with any number of unseen categories."""
         names = tuple(column.name for column in self.inputs)
-        return Schema(roles=(*names, *others), kinds=self.schema.kinds, only=(*names, *others))
+        kinds: dict[str, Kind] = {name: "category" for name in others if name == self.target.event}
+        return Schema(roles=(*names, *others), kinds={**self.schema.kinds, **kinds}, only=(*names, *others))
 
     def encode(self, table: Table) -> Tensor:
         """Return the inputs (n, *shape) of a table: the plain inputs of all columns, then the piecewise-linear ones."""
         if table.x is not None or not self.inputs:
             return self._encode_arrays(table)
         names = [column.name for column in self.inputs]
-        known = {*names, *self.others, self.target.name}
+        known = {*names, *self.others, *self.target.columns}
         for name in names:
             if name not in table.columns:
                 raise UserError(
-                    f"{table.where} lacks the column {name!r}: add it; the models were trained with {_list(names)}"
+                    f"{table.where} lacks the column {name!r}: add it; the models were trained with {listed(names)}"
                 )
         for name in table.columns:
             if name not in known:
@@ -257,7 +150,7 @@ class Preprocessing:
                 )
             parts.append(column.encode(like := _like(cells, column.kind)))
             if not isinstance(like, Texts):
-                _require_near(table, column.name, like, parts[-1][:, 0])
+                require_near(table, column.name, like, parts[-1][:, 0])
                 if column.pieces:
                     pieces.append(column.encode_pieces(like))
         return torch.from_numpy(np.concatenate([*parts, *pieces], axis=1))
@@ -285,9 +178,14 @@ class Preprocessing:
             what = f"{'images' if self.image else 'arrays'} of shape {' x '.join(map(str, self.shape))}"
         if self.target.classes is not None:
             kind = "ordered classes" if self.target.task == "ordinal" else "classification into"
-            task = f"{kind} {_list(self.target.classes)}"
+            task = f"{kind} {listed(self.target.classes)}"
         elif self.target.task == "count":
             task = f"counts (mean {self.target.rate:.4g})"
+        elif self.target.event is not None:
+            task = (
+                f"survival, with events in {self.target.event} (one in {1 / self.target.rate:.4g} units of time, up to "
+                f"{self.target.edges[-1]:.4g})"
+            )
         else:
             task = f"regression (mean {self.target.mean:.4g}, standard deviation {self.target.deviation:.4g})"
         return f"{what}; {self.target.name}: {task}"
@@ -298,8 +196,10 @@ class Preprocessing:
         for column in content["inputs"]:
             if not column["edges"]:  # the object and its digest are those of earlier versions
                 del column["edges"], column["centres"]
-        if self.target.task != "count":
+        if self.target.task not in ("count", "survival"):
             del content["target"]["rate"]
+        if self.target.event is None:
+            del content["target"]["event"], content["target"]["edges"]
         return {"format": FORMAT, **content}
 
     def to_json(self) -> str:
@@ -349,14 +249,18 @@ class Preprocessing:
         if any(len(set(own)) < len(own) for own in lists):
             raise ValueError("a column, category or class is listed twice")
         if not 0 < self.target.rate < math.inf:
-            raise ValueError(f"the mean of the counts {self.target.name!r} is {self.target.rate}")
+            raise ValueError(f"the mean of the counts, or the rate, of {self.target.name!r} is {self.target.rate}")
+        if (self.target.task == "survival") != (self.target.event is not None):
+            raise ValueError(f"the target of a {self.target.task} has the events {self.target.event!r:.40}")
+        if self.target.event is not None:
+            require_sound_intervals(self.target.edges)
         if not self.shape or min(self.shape) < 1 or math.prod(self.shape) > MAX_NUMBERS:
             raise ValueError(f"shape is {self.shape}")
         for column in self.inputs:
             require_sound_pieces(Pieces(column.edges, column.centres), MAX_PIECES if column.kind == "number" else 0)
         if self.inputs and self.shape != (_width(self.inputs),):
             raise ValueError(f"shape is {self.shape}, but the columns have other widths")
-        if (self.target.task in ("regression", "count")) != (self.target.classes is None) or self.target.classes == ():
+        if (self.target.task in OF_NUMBERS) != (self.target.classes is None) or self.target.classes == ():
             raise ValueError(f"the target of a {self.target.task} has the classes {self.target.classes}")
 
 
@@ -366,7 +270,3 @@ def _like(column: Column, kind: Kind) -> Column:
         numbers: Numbers = np.full(len(column.codes), np.nan) if isinstance(column, Texts) else column
         return numbers
     return column if isinstance(column, Texts) else Texts(np.full(len(column), -1, np.int32), ())
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (f", … ({len(names)} in all)" if len(names) > 8 else "")

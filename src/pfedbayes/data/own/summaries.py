@@ -30,6 +30,7 @@ from pfedbayes.data.own.columns import (
     require_name,
     take,
 )
+from pfedbayes.data.own.times import read_events, read_times
 from pfedbayes.data.splits import Rows
 from pfedbayes.errors import UserError, one_line
 from pfedbayes.files.checksums import dump_json
@@ -77,6 +78,13 @@ class ClientSummary:
     """Shape of one example, if inputs are not columns."""
     image: bool = False
     """Whether examples are images."""
+    events: ColumnSummary | None = None
+    """For survival, aggregates of the times of events; censored rows count as missing."""
+
+    @property
+    def every(self) -> tuple[ColumnSummary, ...]:
+        """The summaries of all columns."""
+        return (*self.columns, self.target, *([self.events] if self.events else []))
 
     def to_json(self) -> str:
         """Return the summary as JSON, to be sent."""
@@ -100,15 +108,19 @@ def require_sound(summary: ClientSummary) -> None:
     """Refuse a summary that no table has."""
     where = f"the summary of {one_line(summary.client, 100)!r}"
     require_name(summary.client, where, "the client")
-    names = [column.name for column in (*summary.columns, summary.target)]
+    names = [column.name for column in summary.every]
     rows = summary.target.count + summary.target.missing
     shape = summary.shape
     try:
         _require(len(set(names)) == len(names), "two columns have the same name")
         _require(1 <= rows <= MAX_ROWS, f"it has {rows} rows")
         _require(shape is None or (len(shape) > 0 and min(shape) >= 1), f"examples have the shape {shape}")
+        if summary.events is not None:
+            _require(summary.events.kind != "category", "its events have no times")
+            least = min(summary.target.mean, summary.events.mean, *summary.events.quantiles)
+            _require(least >= 0, f"it has the time {least}")
         _require(not summary.image or shape is not None, "images have no shape")
-        for column in (*summary.columns, summary.target):
+        for column in summary.every:
             require_name(column.name, where, "the column")
             _require_sound_column(column, rows, MAX_CLASSES if column is summary.target else MAX_CATEGORIES)
             for value in column.values or ():
@@ -149,28 +161,40 @@ def _require(holds: bool, otherwise: str) -> None:
 
 
 def summarise(
-    client: str, table: Table, target: str, train: Rows, task: Task | None = None, quantiles: bool = True
+    client: str,
+    table: Table,
+    target: str,
+    train: Rows,
+    task: Task | None = None,
+    quantiles: bool = True,
+    event: str | None = None,
 ) -> ClientSummary:
     """Summarise a client's table.
 
     The inputs and the mean of the target come from the training rows alone. The values of the target come from all
     rows; they are included only if they are classes or, without a task, may be classes.
 
-    quantiles: whether to include quantiles of the input columns that hold numbers, for their piecewise-linear encoding.
+    quantiles: whether to include quantiles of the input columns that hold numbers, for their piecewise-linear encoding,
+    and of the times of events. event: the column of events, for survival.
     """
-    whole = table.columns[target]
+    whole, events = table.columns[target], None
+    if event is not None:
+        task = "survival"
+        happened = np.where(read_events(table, event) > 0, read_times(table, target), np.nan)
+        events = summarise_column(event, happened[train], quantiles)
     return ClientSummary(
         client=client,
         columns=tuple(
             summarise_column(name, take(column, train), quantiles)
             for name, column in table.columns.items()
-            if name != target
+            if name not in (target, event)
         ),
         target=dataclasses.replace(
             summarise_column(target, take(whole, train)), **_target_values(whole, task), kind=_kind(whole)
         ),
         shape=None if table.x is None else table.x.shape[1:],
         image=table.x is not None and table.x.dtype == np.uint8,
+        events=events,
     )
 
 
@@ -252,6 +276,11 @@ def _require_equal(one: ClientSummary, other: ClientSummary) -> None:
                     f"{has.client} has the column {column.name!r} but {lacks.client} has not: add it for all clients, "
                     f"or leave it out with data.ignore=[{column.name!r}]"
                 )
+    if (one.events and one.events.name) != (other.events and other.events.name):
+        raise UserError(
+            f"the summaries of {one.client} and {other.client} have different columns of events: make both with the "
+            "same data.event"
+        )
     if (one.shape, one.image) != (other.shape, other.image):
         raise UserError(
             f"examples of {one.client} have shape {one.shape} and those of {other.client} {other.shape}: "
