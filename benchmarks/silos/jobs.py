@@ -79,6 +79,7 @@ class Result:
     by_client: dict[str, float]
     seconds: float
     resolved: str | None = None
+    per_client: dict[str, list[float]] | None = None
 
     @classmethod
     def of(cls, predictions: Predictions, seconds: float, resolved: str | None = None) -> Result:
@@ -184,6 +185,7 @@ def work(job: Job, circumstances: Circumstances) -> Record:
         machine=circumstances.machine,
         workers=circumstances.workers,
         date=now(),
+        per_client=result.per_client if result else None,
     )
     write_record(circumstances.records, record)
     return record
@@ -205,7 +207,7 @@ def measure(job: Job, data: Any, records: Path) -> Result:
     if job.protocol == "activity":
         # A long run: its folder stays, so that a rerun continues it.
         kept = job.file(records).with_suffix("")
-        result = Result(*activity.measure(data, job.method, kept))
+        result = Result(**activity.measure(data, job.method, kept)._asdict())
         shutil.rmtree(kept)
         return result
     if (rival := rivals.find(job.method, data.task)) is not None:
