@@ -114,8 +114,8 @@ class Measured(NamedTuple):
     by_client: dict[str, float]
     """Means over people."""
     seconds: float
-    per_client: dict[str, list[float]]
-    """Scores of each person, in the order of their numbers."""
+    per_client: dict[str, dict[str, float]]
+    """Scores of each person."""
 
 
 def measure(data: Windows, method: str, folder: Path) -> Measured:
@@ -127,23 +127,29 @@ def measure(data: Windows, method: str, folder: Path) -> Measured:
     seconds = train(experiment, folder / "run", resume=(folder / "run" / runs.INFO).exists())
     start = time.monotonic()
     left_out = bool((data.parts == "").any())
-    predicted = new_people(data, method, folder) if left_out else own_windows(experiment, folder / "run")
+    people, predicted = new_people(data, method, folder) if left_out else own_windows(experiment, folder / "run")
     pooled = {name: label_scores(*map(np.concatenate, zip(*each, strict=True))) for name, each in predicted.items()}
     by_person = {name: [label_scores(*one) for one in each] for name, each in predicted.items()}
     names = ("accuracy", "nll", "ece", "balanced_accuracy")
     per_client = {
-        PREFIXES[model] + name: [one[name] for one in scores] for model, scores in by_person.items() for name in names
+        person: {PREFIXES[model] + name: scores[k][name] for model, scores in by_person.items() for name in names}
+        for k, person in enumerate(people)
     }
     return Measured(
         {PREFIXES[model] + name: scores[name] for model, scores in pooled.items() for name in names},
-        {name: float(np.mean(values)) for name, values in per_client.items()},
+        {
+            PREFIXES[model] + name: float(np.mean([one[name] for one in scores]))
+            for model, scores in by_person.items()
+            for name in names
+        },
         seconds + (time.monotonic() - start if left_out else 0.0),
         per_client,
     )
 
 
 PREFIXES = {"personal": "", "shared": "shared_", "alone": "alone_"}
-Predicted = dict[str, list[tuple[NDArray[np.float64], NDArray[np.int64]]]]
+Predicted = tuple[list[str], dict[str, list[tuple[NDArray[np.float64], NDArray[np.int64]]]]]
+"""People, and for each model their class probabilities and labels."""
 
 
 def write(data: Windows, method: str, folder: Path) -> Experiment:
@@ -156,7 +162,8 @@ def _experiment(data: Windows, method: str, folder: Path, rows: NDArray[np.int64
     """Write these windows with their parts, and return the experiment that trains on them."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "windows.npz"
-    np.savez(path, x=data.x[rows], y=data.y[rows], client=data.person[rows], **{PART: parts})
+    columns: Any = {PART: parts}
+    np.savez(path, x=data.x[rows], y=data.y[rows], client=data.person[rows], **columns)
     short = ["training.rounds=2", "training.evaluate_every=2"] if data.quick else []
     return read_experiment(
         None,
@@ -174,12 +181,12 @@ def own_windows(experiment: Experiment, run: Path) -> Predicted:
     """Predict the test windows of each person with its own model and with the shared one."""
     shards = load_shards(experiment.data)
     shared = open_client(run, shared=True, device="cpu", trust_module=True)
-    predicted: Predicted = {"personal": [], "shared": []}
+    predicted: Any = {"personal": [], "shared": []}
     for client, rows in zip(models(run, shards.names, trust_module=True), shards.test, strict=True):
         x, y = shards.x[rows], shards.y[rows].numpy()
         predicted["personal"].append((_probabilities(outputs_of(client, x)), y))
         predicted["shared"].append((_probabilities(outputs_of(shared, x)), y))
-    return predicted
+    return list(shards.names), predicted
 
 
 def new_people(data: Windows, method: str, folder: Path) -> Predicted:
@@ -187,8 +194,9 @@ def new_people(data: Windows, method: str, folder: Path) -> Predicted:
     generator = np.random.default_rng(data.split)
     shared = open_client(folder / "run", shared=True, device="cpu", trust_module=True)
     labels = {name: k for k, name in enumerate(shared.preprocessing.target.classes or ())}
-    predicted: Predicted = {name: [] for name in PREFIXES}
-    for person in np.unique(data.person[data.parts == ""]):
+    predicted: Any = {name: [] for name in PREFIXES}
+    people = np.unique(data.person[data.parts == ""]).tolist()
+    for person in people:
         rows = generator.permutation(np.flatnonzero(data.person == person))
         own, others = rows[:OWN_WINDOWS], rows[OWN_WINDOWS:]
         path = folder / f"{person}.npz"
@@ -199,7 +207,7 @@ def new_people(data: Windows, method: str, folder: Path) -> Predicted:
         for name, client in (("personal", joined.client), ("shared", shared)):
             predicted[name].append((_probabilities(outputs_of(client, x)), y))
         predicted["alone"].append(_alone(data, method, folder / person, own, others))
-    return predicted
+    return people, predicted
 
 
 def _alone(
@@ -214,7 +222,7 @@ def _alone(
     parts[: len(own) // 5] = VALIDATION
     experiment = _experiment(data, method, folder, np.concatenate([own, others]), parts)
     train(experiment, folder / "run", resume=(folder / "run" / runs.INFO).exists())
-    (one,) = own_windows(experiment, folder / "run")["personal"]
+    (one,) = own_windows(experiment, folder / "run")[1]["personal"]
     return one
 
 

@@ -79,7 +79,7 @@ class Result:
     by_client: dict[str, float]
     seconds: float
     resolved: str | None = None
-    per_client: dict[str, list[float]] | None = None
+    per_client: dict[str, dict[str, float]] | None = None
 
     @classmethod
     def of(cls, predictions: Predictions, seconds: float, resolved: str | None = None) -> Result:

@@ -48,8 +48,8 @@ class Record:
     workers: int
     """Jobs that ran at the same time."""
     date: str
-    per_client: dict[str, list[float]] | None = None
-    """Scores of single clients, in the order of their names, where the page needs them."""
+    per_client: dict[str, dict[str, float]] | None = None
+    """Scores of single clients by name, where the page needs them."""
 
 
 def record_file(folder: Path, protocol: str, table: str, split: int, method: str) -> Path:
@@ -127,22 +127,19 @@ def _method(own: dict[int, Record], newest: dict[int, Record]) -> dict[str, Any]
             name: [_rounded(record.by_client, name) if record else None for record in valid] for name in names
         },
         "seconds": [None if record is None or record.failed else round(record.seconds, 2) for record in valid],
-        **_per_client(valid),
+        **({"per_client": per_client} if any(per_client := [_clients(record) for record in valid]) else {}),
         **({"failed": failures} if failures else {}),
         **({"resolved": resolved} if resolved else {}),
     }
 
 
-def _per_client(valid: Sequence[Record | None]) -> dict[str, Any]:
-    """Return the scores of single clients, a list of clients per split; nothing where records have none."""
-    kept = [record.per_client if record else None for record in valid]
-    names = sorted({name for scores in kept if scores for name in scores})
-    found = {name: [_all_rounded(scores, name) for scores in kept] for name in names}
-    return {"per_client": found} if found else {}
-
-
-def _all_rounded(scores: dict[str, list[float]] | None, name: str) -> list[float] | None:
-    return [round(value, DIGITS) for value in scores[name]] if scores and name in scores else None
+def _clients(record: Record | None) -> dict[str, dict[str, float]] | None:
+    if record is None or record.per_client is None:
+        return None
+    return {
+        client: {name: round(value, DIGITS) for name, value in scores.items()}
+        for client, scores in record.per_client.items()
+    }
 
 
 def _rounded(scores: dict[str, float] | None, name: str) -> float | None:
