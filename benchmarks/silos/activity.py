@@ -11,7 +11,7 @@ import hashlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.silos.ours import PART, models, outputs_of, own_data, train
-from benchmarks.silos.scores import label_scores
+from benchmarks.silos.scores import Measured, label_scores
 from benchmarks.silos.tables import TEST, TRAIN, VALIDATION, Parts
 from pfedbayes import runs
 from pfedbayes.data import load_shards
@@ -106,22 +106,11 @@ def assign(person: NDArray[Any], protocol: str, split: int) -> Parts:
     return parts
 
 
-class Measured(NamedTuple):
-    """What a fold shows. Scores of the shared model are called shared_accuracy and so on."""
-
-    scores: dict[str, float]
-    """Over all windows."""
-    by_client: dict[str, float]
-    """Means over people."""
-    seconds: float
-    per_client: dict[str, dict[str, float]]
-    """Scores of each person."""
-
-
 def measure(data: Windows, method: str, folder: Path) -> Measured:
     """Train on the people that take part and score their models. A rerun with the same folder continues the training.
 
-    Left-out people are scored with their own model, with the shared one, and with the one that they train alone.
+    Left-out people are scored with their own model, with the shared one (shared_accuracy and so on), and with the one
+    that they train alone (alone_accuracy).
     """
     experiment = write(data, method, folder)
     seconds = train(experiment, folder / "run", resume=(folder / "run" / runs.INFO).exists())

@@ -20,7 +20,7 @@ class Record:
     """The result of one method on one split."""
 
     protocol: str
-    """"tables", "heart", "survival" or "activity"."""
+    """"tables", "newcomers", "heart", "survival" or "activity"."""
     table: str
     split: int
     method: str
