@@ -105,8 +105,8 @@ def personalize(
         str | None,
         typer.Option(
             "--model",
-            help="Start from the shared model (joined), or from nothing (alone). Default: the one that the comparison "
-            "expects to be better.",
+            help="Start from the shared model (joined) or from nothing (alone). Default: joined, unless the comparison "
+            "shows that it is worse.",
         ),
     ] = None,
     certificate: Annotated[

@@ -60,6 +60,8 @@ class Joined:
     """The joined model against the shared one; None if there are fewer than `COMPARED` rows."""
     joining: Verdict | None
     """The joined model against the one that it trains alone."""
+    label: str | None
+    """The label of all its rows; None if they have several, or numbers."""
     certificate: Certificate | None
     """Bound on the error of its joined model."""
     without: str | None
@@ -74,10 +76,9 @@ class Joined:
 
     def describe(self) -> list[str]:
         """Return the result as lines of text."""
-        what = "the model it trains alone" if self.client.which == "alone" else "own model"
-        first = f"{self.client.name}: {what} trained on {_rows(self.trained)}"
+        what = "model trained alone, on" if self.client.which == "alone" else "own model trained on"
         held = f"; {self.held:,} rows held out for calibration" if self.held else ""
-        return [first + held, *self._comparison(), *self._certificate()]
+        return [f"{self.client.name}: {what} {_rows(self.trained)}{held}", *self._comparison(), *self._certificate()]
 
     def _comparison(self) -> list[str]:
         """Compare the newcomer's models, if there are rows for it."""
@@ -89,9 +90,10 @@ class Joined:
         where = f"by cross-validation in {self.folds} folds" if self.folds else "on the rows held out"
         lines = [f"{where}: {measured}", f"its own model against the shared one: {_sentence(self.personalised)}"]
         if self.joining is not None:
-            lines.append(f"joining against training alone: {_sentence(self.joining)}")
-            if self.client.which == "alone":
-                lines.append("it uses the model that it trains alone; --model joined takes the other one")
+            instead = ": it uses the model that it trains alone" if self.client.which == "alone" else ""
+            lines.append(f"joining against training alone: {_sentence(self.joining)}{instead}")
+        if self.label is not None:
+            lines.append(f"all its rows are {self.label!r}, so they do not show how well it tells labels apart")
         return lines
 
     def _certificate(self) -> list[str]:
@@ -99,9 +101,10 @@ class Joined:
             return [f"no certificate: {self.without}"]
         one = self.certificate
         vacuous = " (vacuous: no better than guessing)" if one.vacuous else ""
+        every = "all " if one.certified.size > 1 else ""
         lines = [
             f"certificate: with {1 - one.delta:.0%} confidence, a network drawn from its model is wrong on at most "
-            f"{one.bound:.1%} of new rows{vacuous}; based on all {one.certified.size:,} rows, of which "
+            f"{one.bound:.1%} of new rows{vacuous}; based on {every}{_rows(one.certified.size)}, of which "
             f"{one.certified.gibbs:.1%} are wrong, and a KL of {one.kl:.1f} nats from the shared model"
         ]
         if self.unchecked:
@@ -131,8 +134,8 @@ def join(
     name: of the newcomer (default: that of the file). steps: local steps from the shared model. zeta: weight of the
     KL term (default: the run's). hold_out: share of the rows to hold out for calibration, instead of folds. certify:
     bound the error of the model, which is slow for convolutional networks. trust_module: see `open_client`. folds:
-    number of folds; 0 for none. model: the "joined" model, or the one trained "alone"; default: the one that the
-    comparison expects to be better.
+    number of folds; 0 for none. model: the "joined" model, or the one trained "alone"; default: the joined one, unless
+    the comparison shows that it is worse.
     """
     run, data = Path(run), Path(data)
     name = name or data.stem
@@ -155,7 +158,8 @@ def join(
         trained_alone = start_alone(prior, shards, training, record.net.init, sets)
         alone = _Models(trained_alone, _folds(trained_alone, sets))
     evidence = _compare(name, own, saved.trained_model("shared", 0), alone)
-    use = model or (evidence.joining.use if evidence.joining else "joined")
+    worse = evidence.joining is not None and evidence.joining.conclusion == "worse"
+    use = model or ("alone" if worse else "joined")
     known = _training_data(opened) if certify else None
     certificate, without = None, None if certify else "none was requested"
     try:
@@ -188,6 +192,7 @@ def join(
         alone=evidence.alone,
         personalised=evidence.personalised,
         joining=evidence.joining,
+        label=_only_label(shards, record.preprocessing),
         certificate=certificate,
         without=without,
         unchecked=known is None,
@@ -320,6 +325,13 @@ def _newcomer(preprocessing: Preprocessing, data: Path, name: str, hold_out: flo
         x, y, ((~held).nonzero().flatten(),), (none,), (held.nonzero().flatten(),), (name,),
         None if classes is None else len(classes), preprocessing,
     )  # fmt: skip
+
+
+def _only_label(shards: Shards, preprocessing: Preprocessing) -> str | None:
+    """Return the label that all rows have; None if there are several, or numbers."""
+    classes = preprocessing.target.classes
+    found = torch.unique(shards.y).tolist() if classes is not None else []
+    return classes[found[0]] if classes is not None and len(found) == 1 else None
 
 
 def _sentence(verdict: Verdict) -> str:
