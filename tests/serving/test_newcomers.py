@@ -219,8 +219,8 @@ def test_the_result_in_words():
         alone={"rmse": 3.5, "nll": 3.0}, joining=verdict("no difference shown"), certificate=None, without="why",
     )  # fmt: skip
     assert numbers.describe()[1:] == [
-        "by cross-validation in 5 folds: rmse 1.5 and NLL 1.000 with its own model; rmse 2.5 and NLL 2.000 with the "
-        "shared model; rmse 3.5 and NLL 3.000 with a model trained alone",
+        "by cross-validation in 5 folds: RMSE 1.5 and NLL 1.000 with its own model; RMSE 2.5 and NLL 2.000 with the "
+        "shared model; RMSE 3.5 and NLL 3.000 with a model trained alone",
         "its own model against the shared one: NLL 0.60 → 0.40, better with 97 % confidence",
         "joining against training alone: no difference that 40 rows could show",
         "no certificate: why",
@@ -255,7 +255,9 @@ def test_a_share_of_each_label_is_held_out(home):
         (["--data", "new.csv", "--client", "north"], "is already a client of the run"),
         (["--data", "none.csv"], "none.csv does not exist"),
         (["--data", "west.csv", "--hold-out", "1"], "--hold-out is 1.0"),
-        (["--data", "west.csv", "--folds", "1"], "--folds is 1: give at least 2, or 0 for none"),
+        (["--data", "west.csv", "--folds", "1"], "--folds is 1: give 2 to 100, or 0 for none"),
+        (["--data", "west.csv", "--folds", "101"], "--folds is 101: give 2 to 100"),
+        (["--data", "west.csv", "--folds", "-1"], "--folds is -1: give 2 to 100"),
         (["--data", "west.csv", "--model", "own"], "there is no model 'own': choose joined or alone"),
         (["--data", "west.csv", "--client", "a/b"], "cannot be a file name"),
         (["--data", "west.csv", "-o", "west.csv"], "does not end in .safetensors"),

@@ -26,6 +26,7 @@ from pfedbayes.runs.calibration import read_calibration
 from pfedbayes.runs.copies import left_out
 from pfedbayes.runs.folder import Run
 from pfedbayes.runs.joining import losses_of
+from pfedbayes.runs.sections import MOST_FOLDS
 from pfedbayes.serving.client import Client
 from pfedbayes.serving.open import out_of_fold
 from pfedbayes.serving.saved_models import saved_models
@@ -205,8 +206,8 @@ def _check(name: str, known: Sequence[str], hold_out: float, folds: int, model: 
         raise UserError(f"{name!r} is already a client of the run: choose another name with --client")
     if not 0 <= hold_out < 1:
         raise UserError(f"--hold-out is {hold_out}: give a share of at least 0 and less than 1, e.g. 0.3")
-    if folds < 0 or folds == 1:
-        raise UserError(f"--folds is {folds}: give at least 2, or 0 for none")
+    if folds == 1 or not 0 <= folds <= MOST_FOLDS:
+        raise UserError(f"--folds is {folds}: give 2 to {MOST_FOLDS}, or 0 for none")
     if model not in (None, "joined", "alone"):
         raise UserError(f"there is no model {model!r}: choose joined or alone")
 
@@ -342,8 +343,8 @@ def _sentence(verdict: Verdict) -> str:
 
 def _figures(scores: dict[str, float]) -> str:
     """Return the main metrics in words."""
-    units = {"accuracy": " %"}
-    named = (f"{name} {scores[name]:.4g}{units.get(name, '')}" for name in ("accuracy", "rmse") if name in scores)
+    shown = {"accuracy": "accuracy {:.4g} %", "rmse": "RMSE {:.4g}"}
+    named = (text.format(scores[name]) for name, text in shown.items() if name in scores)
     return " and ".join([*named, f"NLL {scores['nll']:.3f}"])
 
 
