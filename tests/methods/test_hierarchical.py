@@ -23,11 +23,11 @@ from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError
 from pfedbayes.maths.gaussian import MeanField, barycentre, kl, mean_field, rho_of
 from pfedbayes.maths.likelihoods import Regression
-from pfedbayes.maths.optim import adam_init
+from pfedbayes.maths.optim import Adam, adam_init
 from pfedbayes.maths.trees import pick, stack
-from pfedbayes.methods import Hierarchical
-from pfedbayes.methods.base import Shard
-from pfedbayes.methods.hierarchical import Local, Upload, adam_of_gaussian, annealed
+from pfedbayes.methods import FedAvg, Hierarchical
+from pfedbayes.methods.base import Limits, Shard
+from pfedbayes.methods.hierarchical import Local, Upload, adam_of_gaussian, annealed, with_schedule
 from pfedbayes.nets import Batch, Model, Net, TableNet
 
 ROUNDING = 1e-10
@@ -319,6 +319,90 @@ class TestServer:
         assert_close(after.shared, uploads.shared.mean(0))
         # Two of five clients replace two fifths of the mean.
         assert_close(after.gradient, 0.6 * server.gradient + 0.4 * uploads.gradient.mean(0))
+
+
+def filled(like, value, *places):
+    changed = torch.zeros_like(like)
+    changed[places] = value
+    return changed
+
+
+class TestUploads:
+    """Every bound is met exactly by what is accepted, and exceeded in one entry by what is refused."""
+
+    limits = Limits(largest=50.0, rho=20.0, step=10.0, examples=4.0, steps=3)
+    size = 6
+
+    def check(self, examples=4.0, shared=None, moments=None, **others):
+        nothing = torch.zeros(2, self.size, dtype=torch.float64)
+        one, server = torch.ones((), dtype=torch.float64), nothing + 45
+        server[1] = -15
+        adam = Adam(nothing, nothing, one, 0 * one)._replace(**(moments or {}))
+        upload = Upload(server, adam, nothing, nothing[0], 3 * one)._replace(**others)
+        if shared is not None:
+            upload = upload._replace(shared=server + shared)
+        state = Hierarchical().init(server[0], 5, linear_model(self.size - 1).net)._replace(shared=server)
+        return Hierarchical().check_upload(state, upload, self.limits._replace(examples=examples))
+
+    def test_what_meets_every_bound_is_accepted(self):
+        nothing = torch.zeros(2, self.size, dtype=torch.float64)
+        assert self.check() is None
+        assert self.check(shared=filled(nothing, 5.0, 0, 2) - filled(nothing, 5.0, 1, 3)) is None
+        assert self.check(shared=filled(nothing, -10.0, 0, 2) + filled(nothing, 10.0, 1, 3)) is None
+        assert self.check(square=filled(nothing[0], 100.0, 1), gradient=filled(nothing, -200.0, 1, 1)) is None
+        moments = {"mean": filled(nothing, 200.0, 0, 1), "square": filled(nothing, 4e4, 1, 0)}
+        assert self.check(moments=moments) is None
+        assert self.check(gradient=filled(nothing, 50.0, 0, 0), examples=0.0) is None  # as for one example
+
+    @pytest.mark.parametrize(
+        ("place", "value", "reason"),
+        [
+            ((0, 5), 5.1, "its mean has an entry of magnitude 50.1, more than 50"),
+            ((1, 0), -5.1, "its rho has an entry of magnitude 20.1, more than 20"),
+            ((0, 0), -10.1, "its distance from the server has an entry of magnitude 10.1, more than 10"),
+            ((1, 5), 10.1, "its distance from the server has an entry of magnitude 10.1, more than 10"),
+        ],
+    )
+    def test_a_wild_model_is_named(self, place, value, reason):
+        changed = filled(torch.zeros(2, self.size, dtype=torch.float64), value, *place)
+        assert self.check(shared=changed) == reason
+
+    @pytest.mark.parametrize("value", [-201.0, 201.0])
+    def test_gradients_are_limited_per_example(self, value):
+        gradient = filled(torch.zeros(2, self.size, dtype=torch.float64), value, 1, 2)
+        assert self.check(gradient=gradient) == "its gradient has an entry of magnitude 201, more than 200"
+        found = self.check(moments={"mean": gradient})
+        assert found == "its mean of gradients has an entry of magnitude 201, more than 200"
+        found = self.check(moments={"square": gradient.square()})
+        assert found == "its mean of squared gradients has the root of magnitude 201, more than 200"
+        assert "more than 50" in self.check(gradient=gradient, examples=0.5)
+
+    def test_a_wild_deviation_is_named(self):
+        square = filled(torch.zeros(self.size, dtype=torch.float64), 102.01, 2)
+        assert self.check(square=square).startswith("its deviation from the shared model has an entry of magnitude 10.1")
+
+    def test_squares_are_not_negative(self):
+        nothing = torch.zeros(2, self.size, dtype=torch.float64)
+        assert self.check(square=filled(nothing[0], -1e-3, 2)) == "a mean of squares is negative"
+        assert self.check(moments={"square": filled(nothing, -1e-3, 0, 2)}) == "a mean of squares is negative"
+
+    @pytest.mark.parametrize("name", ["mean_weight", "square_weight"])
+    def test_weights_of_moments_are_shares(self, name):
+        for value, fits in ((-0.01, False), (0.0, True), (0.5, True), (1.0, True), (1.01, False)):
+            found = self.check(moments={name: torch.tensor(value, dtype=torch.float64)})
+            assert found == (None if fits else "a weight of Adam's moments is not between 0 and 1")
+
+    @pytest.mark.parametrize("steps", [2.0, 4.0])
+    def test_steps_are_those_of_a_round(self, steps):
+        found = self.check(steps=torch.tensor(steps, dtype=torch.float64))
+        assert found == f"it took {steps:g} local steps instead of 3"
+
+
+def test_rates_fall_to_zero_over_the_whole_run_unless_told_otherwise():
+    assert with_schedule(Hierarchical(), 120) == Hierarchical(anneal=120)
+    assert with_schedule(Hierarchical(), 0) == Hierarchical(anneal=1)
+    assert with_schedule(Hierarchical(anneal=7), 120) == Hierarchical(anneal=7)
+    assert with_schedule(FedAvg(), 120) == FedAvg()
 
 
 class TestControlVariates:
