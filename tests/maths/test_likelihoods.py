@@ -70,3 +70,92 @@ def test_gradients_are_those_of_the_expected_loss(likelihood, width, y):
     found = likelihood.grad_expected_nll(mean, variance, y, noise)
     for ours, exact in zip(found, differentiate(likelihood, mean, variance, y, noise), strict=True):
         assert_close(ours, exact)
+
+
+def sampled(likelihood, mean, variance, y, noise):
+    """Return the mean over noise (K, n, O) of the loss of sampled outputs, and its standard error."""
+    values = likelihood.nll(mean + variance.sqrt() * noise, y.expand(len(noise), *y.shape))
+    return values.mean(0), values.std(0) / len(noise) ** 0.5
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("kind", [Regression, Gaussian])
+def test_the_expected_loss_of_a_regression_is_exact_in_the_means(kind, known):
+    likelihood, width, targets = kind(0.7 if known else None), 2 if known else 3, 2
+    mean, variance, y = randn(5, width), randn(5, width, seed=1).square(), randn(5, targets, seed=2)
+    noise = randn(40_000, 5, width, seed=3)
+    if not known:  # one noise level
+        noise[..., -1] = noise[:1, :, -1]
+    exact, error = sampled(likelihood, mean, variance, y, noise)
+    found = likelihood.expected_nll(mean, variance, y, noise[0])
+    assert found.shape == (5,)
+    assert ((found - exact).abs() < 5 * error).all()
+
+
+def test_the_expected_loss_of_labels_is_that_of_the_sampled_logits():
+    mean, variance, noise = randn(12, 3), randn(12, 3, seed=1).square(), randn(12, 3, seed=2)
+    for likelihood in (Classification(), Ordinal(classes=3)):
+        expected = likelihood.nll(mean + variance.sqrt() * noise, LABELS)
+        assert_close(likelihood.expected_nll(mean, variance, LABELS, noise), expected)
+
+
+def test_the_expected_loss_of_student_is_at_the_expected_square():
+    mean, variance, y, noise = randn(5, 4), randn(5, 4, seed=1).square(), randn(5, 1, seed=2), randn(5, 4, seed=3)
+    drawn = mean + variance.sqrt() * noise
+    squares = (y - mean[:, :1]).square() + variance[:, :1]
+    drawn[:, :1] = y - squares.sqrt()
+    assert_close(StudentT().expected_nll(mean, variance, y, noise), StudentT().nll(drawn, y))
+
+
+def test_gradients_without_variance_are_finite():
+    for likelihood, width, y in ((Classification(), 3, LABELS), (StudentT(), 4, randn(12, 1, seed=3))):
+        found = likelihood.grad_expected_nll(
+            randn(12, width), torch.zeros(12, width, dtype=torch.float64), y, randn(12, width, seed=2)
+        )
+        assert all(each.isfinite().all() for each in found)
+
+
+def test_labels_are_predicted_as_probabilities():
+    outputs = randn(2, 7, 3)
+    for likelihood in (Classification(), Ordinal(classes=3)):
+        chances = likelihood.point(outputs)
+        assert_close(chances, likelihood.logits(outputs).softmax(-1))
+        assert_close(chances.sum(-1), torch.ones(2, 7, dtype=torch.float64))
+
+
+def test_numbers_are_predicted_as_their_mean():
+    outputs = randn(2, 7, 4)
+    assert_close(Regression(0.5).point(outputs), outputs)
+    assert_close(Regression().point(outputs), outputs[..., :3])
+    assert_close(StudentT().point(outputs), outputs[..., :1])
+    assert_close(Poisson(3.0).point(outputs), 3 * outputs[..., :1].exp())
+
+
+def test_the_gist_has_one_row_for_each_example():
+    outputs = randn(5, 7, 3)
+    assert_close(Regression().gist(outputs), outputs.mean(0))
+    assert_close(Poisson(3.0).gist(outputs), 3 * outputs[..., :1].exp().mean(0))
+    for likelihood in (Classification(), Ordinal(classes=3)):
+        assert_close(likelihood.gist(outputs), likelihood.point(outputs).mean(0).log())
+    for likelihood in (Regression(), Poisson(), Ordinal(classes=3), Classification()):
+        assert likelihood.pooled_metrics == ()
+    for likelihood in (Regression(), Poisson(), Ordinal(classes=3)):
+        assert likelihood.pooled_scores(outputs, LABELS).numel() == 0
+
+
+@pytest.mark.parametrize("likelihood", [Regression(0.5, unit=3.0), Regression(unit=3.0), Gaussian(unit=3.0)])
+def test_losses_have_an_offset_to_original_units(likelihood):
+    """The density of 3 y at 3 times its value is a third."""
+    assert likelihood.offset == pytest.approx(float(torch.tensor(3.0, dtype=torch.float64).log()))
+
+
+def test_labels_and_counts_have_no_unit():
+    assert [each.offset for each in (Classification(), Ordinal(), Poisson(3.0), NegativeBinomial(3.0))] == [0.0] * 4
+
+
+def test_the_interval_of_a_regression_has_the_variance_of_the_mixture():
+    outputs = randn(9, 6, 2)
+    low, high = Regression(0.7).interval(outputs, 0.9)
+    middle, deviation = outputs.mean(0), (outputs.var(0, unbiased=False) + 0.49).sqrt()
+    assert_close(low, middle - 1.6448536269514722 * deviation)
+    assert_close(high, middle + 1.6448536269514722 * deviation)

@@ -308,6 +308,16 @@ class TestServer:
             assert same_bits(after.spread, server.spread) != learns
             assert same_bits(after.scale, server.scale) != learns
 
+    def test_without_a_schedule_it_is_that_of_400_steps(self):
+        method, size = Hierarchical(), self.model.net.num_params
+        server = method.init(randn(size), 5, self.model.net)
+        delta = MeanField(torch.ones(size, dtype=torch.float64), torch.ones(size, dtype=torch.float64))
+        uploads = stack([upload_of(server.shared, delta, 0.0)] * 2)
+        for steps, learns in ((99.9, False), (100.0, True)):  # a quarter of them
+            at = server._replace(steps=torch.tensor(steps, dtype=torch.float64))
+            after = method.aggregate(at, uploads, torch.ones(2), torch.arange(2))
+            assert same_bits(after.spread, server.spread) != learns
+
     def test_it_averages_copies_and_keeps_the_mean_gradient_of_all_clients(self):
         method = Hierarchical()
         size = self.model.net.num_params
@@ -333,16 +343,15 @@ class TestUploads:
     limits = Limits(largest=50.0, rho=20.0, step=10.0, examples=4.0, steps=3)
     size = 6
 
-    def check(self, examples=4.0, shared=None, moments=None, **others):
+    def check(self, shared=None, moments=None, limits=None, model=(45, -15), **others):
         nothing = torch.zeros(2, self.size, dtype=torch.float64)
-        one, server = torch.ones((), dtype=torch.float64), nothing + 45
-        server[1] = -15
+        one, server = torch.ones((), dtype=torch.float64), nothing + torch.tensor(model)[:, None]
         adam = Adam(nothing, nothing, one, 0 * one)._replace(**(moments or {}))
         upload = Upload(server, adam, nothing, nothing[0], 3 * one)._replace(**others)
         if shared is not None:
             upload = upload._replace(shared=server + shared)
         state = Hierarchical().init(server[0], 5, linear_model(self.size - 1).net)._replace(shared=server)
-        return Hierarchical().check_upload(state, upload, self.limits._replace(examples=examples))
+        return Hierarchical().check_upload(state, upload, self.limits._replace(**(limits or {})))
 
     def test_what_meets_every_bound_is_accepted(self):
         nothing = torch.zeros(2, self.size, dtype=torch.float64)
@@ -352,7 +361,10 @@ class TestUploads:
         assert self.check(square=filled(nothing[0], 100.0, 1), gradient=filled(nothing, -200.0, 1, 1)) is None
         moments = {"mean": filled(nothing, 200.0, 0, 1), "square": filled(nothing, 4e4, 1, 0)}
         assert self.check(moments=moments) is None
-        assert self.check(gradient=filled(nothing, 50.0, 0, 0), examples=0.0) is None  # as for one example
+        assert self.check(gradient=filled(nothing, 50.0, 0, 0), limits={"examples": 0.0}) is None  # as for one
+
+    def test_narrow_bounds_are_met_by_what_is_zero(self):
+        assert self.check(limits={"largest": 0.1, "step": 0.1, "examples": 1.0}, model=(0, 0)) is None
 
     @pytest.mark.parametrize(
         ("place", "value", "reason"),
@@ -375,7 +387,7 @@ class TestUploads:
         assert found == "its mean of gradients has an entry of magnitude 201, more than 200"
         found = self.check(moments={"square": gradient.square()})
         assert found == "its mean of squared gradients has the root of magnitude 201, more than 200"
-        assert "more than 50" in self.check(gradient=gradient, examples=0.5)
+        assert "more than 50" in self.check(gradient=gradient, limits={"examples": 0.5})
 
     def test_a_wild_deviation_is_named(self):
         square = filled(torch.zeros(self.size, dtype=torch.float64), 102.01, 2)
