@@ -22,7 +22,7 @@ from pfedbayes.engine.setup import Copy
 from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError
 from pfedbayes.maths.gaussian import MeanField, barycentre, kl, mean_field, rho_of
-from pfedbayes.maths.likelihoods import Regression
+from pfedbayes.maths.likelihoods import Regression, StudentT
 from pfedbayes.maths.optim import Adam, adam_init
 from pfedbayes.maths.trees import pick, stack
 from pfedbayes.methods import FedAvg, Hierarchical
@@ -526,6 +526,33 @@ def test_a_step_of_delta_follows_its_gradient():
     assert_close(client_after.gradient, after.gradients / 3)
     assert_close(upload.gradient, after.gradients / 3)
     assert float(upload.steps) == 3
+
+
+def test_a_step_follows_the_gradients_of_a_network_with_noise():
+    method = Hierarchical(kl_personal=0.7, kl_shared=0.6, anneal=20)
+    model = Model(Net(TableNet(INPUTS, 0, 3, 2, constants=2)), StudentT())
+    shards, size = linear_shards((6,), 1.0), model.net.num_params
+    server = method.init(randn(size), 5, model.net)._replace(gradient=randn(2, size, seed=3))
+    client = method.enrol(pick(method.download(server, torch.arange(1)), 0))._replace(gradient=randn(2, size, seed=4))
+    batch = Batch(shards.x, shards.y, torch.ones(6, dtype=torch.float64))
+    noise = randn(*method.noise_shape(model, 6), seed=5)
+    received = pick(method.download(server, torch.arange(1)), 0)
+    local: Local = method.begin(client, received, Shard(torch.tensor(6.0, dtype=torch.float64), torch.empty(0)))
+    assert not local.gradients.any()
+    after = method.step(model, local, (batch,), noise)
+
+    shared, delta = (leaf.clone().requires_grad_() for leaf in (server.shared, client.delta))
+    mu, q = mean_field(shared), mean_field(delta)
+    loss = model.expected_nll(mu.mu + q.mu, mu.sigma**2 + q.sigma**2, batch, noise)
+    zero = torch.zeros_like(q.mu)
+    priors = [MeanField(zero, each.sqrt()) for each in (server.scale, server.spread)]
+    loss = loss + 0.6 / 5 * kl(mu, priors[0]) + 0.7 * kl(q, priors[1])
+    in_shared, in_delta = torch.autograd.grad(loss, (shared, delta))
+    assert_close(after.gradients, in_shared)
+    rates = annealed((method.eta_mean, method.eta_rho), torch.tensor(0.0, dtype=torch.float64), 20)
+    corrected = in_shared + server.gradient - client.gradient
+    assert_close(after.shared, adam_of_gaussian(server.shared, corrected, server.adam, rates)[0], rtol=1e-6, atol=1e-7)
+    assert_close(after.delta, adam_of_gaussian(client.delta, in_delta, client.adam, rates)[0], rtol=1e-6, atol=1e-7)
 
 
 class TestCopies:
