@@ -371,6 +371,15 @@ class TestData:
         assert ours.evaluate()["personal"]["mc10"]["accuracy"][0]
 
 
+def test_estimates_are_those_of_the_first_seed_unless_told_otherwise():
+    ours = trained(PFedBayes(), 1, seeds=(1, 2))
+    rows = ours.shards.test[0]
+    plain, first, second = (
+        ours.estimates("shared", 0, rows, 2, **asked) for asked in ({}, {"seed_index": 0}, {"seed_index": 1})
+    )
+    assert all(torch.equal(plain[name], first[name]) and not torch.equal(plain[name], second[name]) for name in plain)
+
+
 @needs_gpu
 @pytest.mark.parametrize("module", [mlp([3072, 20, 3], "tanh"), vgg(outputs=3)], ids=["mlp", "vgg"])
 @pytest.mark.parametrize("over", ["vmap", "loop"])

@@ -5,7 +5,18 @@ import dataclasses
 import pytest
 import torch
 
-from federations import EXACT, SIZES, TRAINING, copy, difference, federation, make_shards, same_bits, train_alone, trained
+from federations import (
+    EXACT,
+    SIZES,
+    TRAINING,
+    copy,
+    difference,
+    federation,
+    make_shards,
+    same_bits,
+    train_alone,
+    trained,
+)
 from pfedbayes.engine.backend.executor import Executor
 from pfedbayes.engine.participation import choose
 from pfedbayes.engine.plan import Plan

@@ -391,7 +391,9 @@ class TestUploads:
 
     def test_a_wild_deviation_is_named(self):
         square = filled(torch.zeros(self.size, dtype=torch.float64), 102.01, 2)
-        assert self.check(square=square).startswith("its deviation from the shared model has an entry of magnitude 10.1")
+        assert self.check(square=square).startswith(
+            "its deviation from the shared model has an entry of magnitude 10.1"
+        )
 
     def test_squares_are_not_negative(self):
         nothing = torch.zeros(2, self.size, dtype=torch.float64)

@@ -177,3 +177,9 @@ def test_what_onnx_needs_is_said(command, monkeypatch):
     done = command("export", "outcome", "--client", "north", "--onnx")
     assert done.code == 2
     assert "pip install 'pfedbayes[onnx]'" in done.err
+
+
+def test_a_missing_folder_is_named_before_anything_is_computed(home, tmp_path, monkeypatch):
+    monkeypatch.setattr("pfedbayes.serving.export.client_bytes", lambda *_: pytest.fail("computed"))
+    with pytest.raises(UserError, match=r"the folder .*nowhere does not exist: create it"):
+        export(package.open_client(home / "outcome", "north"), tmp_path / "nowhere" / "a.safetensors")
