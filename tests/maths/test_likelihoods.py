@@ -5,7 +5,15 @@ from torch.testing import assert_close
 
 from pfedbayes.maths.counts import NegativeBinomial, Poisson
 from pfedbayes.maths.gaussian import rho_of
-from pfedbayes.maths.likelihoods import Classification, Gaussian, Regression, StudentT, differentiate
+from pfedbayes.maths.likelihoods import (
+    Classification,
+    Gaussian,
+    Regression,
+    StudentT,
+    differentiate,
+    is_of_labels,
+    is_of_numbers,
+)
 from pfedbayes.maths.ordinal import Ordinal
 
 LABELS = torch.arange(12) % 3
@@ -159,3 +167,9 @@ def test_the_interval_of_a_regression_has_the_variance_of_the_mixture():
     middle, deviation = outputs.mean(0), (outputs.var(0, unbiased=False) + 0.49).sqrt()
     assert_close(low, middle - 1.6448536269514722 * deviation)
     assert_close(high, middle + 1.6448536269514722 * deviation)
+
+
+def test_labels_and_numbers_are_told_apart():
+    labels, numbers = (Classification(), Ordinal()), (Regression(), StudentT(), Poisson(), NegativeBinomial())
+    assert all(is_of_labels(each) and not is_of_numbers(each) for each in labels)
+    assert all(is_of_numbers(each) and not is_of_labels(each) for each in numbers)
