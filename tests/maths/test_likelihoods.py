@@ -173,3 +173,38 @@ def test_labels_and_numbers_are_told_apart():
     labels, numbers = (Classification(), Ordinal()), (Regression(), StudentT(), Poisson(), NegativeBinomial())
     assert all(is_of_labels(each) and not is_of_numbers(each) for each in labels)
     assert all(is_of_numbers(each) and not is_of_labels(each) for each in numbers)
+
+
+SCORED = [
+    (Classification(), 3), (Classification(True), 3), (Classification(True), 2), (Ordinal(classes=3), 3),
+    (Regression(), 2), (Gaussian(0.5, 3.0), 1), (Poisson(2.0), 1), (NegativeBinomial(2.0), 2), (StudentT(None, 3.0), 4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("likelihood", "width"), SCORED, ids=str)
+def test_many_models_are_scored_as_each_alone(likelihood, width):
+    outputs = randn(2, 3, 4, 12, width)
+    if likelihood.predicts == "labels":
+        y = (torch.arange(12) % width).expand(2, 3, 12).contiguous()
+    else:
+        y = torch.arange(12.0, dtype=torch.float64)[:, None].expand(2, 3, 12, 1)
+        if width > 1:  # constants
+            outputs[..., width // 2 :] = outputs[..., :1, width // 2 :]
+    assert likelihood.nll(outputs[0, 0, 0], y[0, 0]).shape == (12,)
+    together = likelihood.scores(outputs, y)
+    assert together.shape == (2, 3, len(likelihood.metrics))
+    for a in range(2):
+        for b in range(3):
+            assert_close(together[a, b], likelihood.scores(outputs[a, b], y[a, b]))
+
+
+@pytest.mark.parametrize(("likelihood", "width"), [pair for pair in SCORED if pair[0].predicts == "numbers"], ids=str)
+def test_scores_are_means_over_rows(likelihood, width):
+    outputs, y = randn(4, 6, width), torch.arange(6.0, dtype=torch.float64)[:, None]
+    if width > 1:
+        outputs[..., width // 2 :] = outputs[..., :1, width // 2 :]
+    each = torch.stack([likelihood.scores(outputs[:, k : k + 1], y[k : k + 1]) for k in range(6)])
+    together = likelihood.scores(outputs, y)
+    for k, name in enumerate(likelihood.metrics):
+        mean = each[:, k].square().mean().sqrt() if name == "rmse" else each[:, k].mean()
+        assert name not in ("rmse", "nll", "coverage", "crps") or float(together[k]) == pytest.approx(float(mean))
