@@ -131,6 +131,17 @@ def test_labels_are_predicted_as_probabilities():
         assert_close(chances.sum(-1), torch.ones(2, 7, dtype=torch.float64))
 
 
+def test_student_has_the_mean_and_deviation_of_its_density():
+    outputs = randn(7, 4)
+    freedom, scale = 2 + 8 * outputs[:, 3].exp(), (outputs[:, 2] + 0.3 * outputs[:, 1]).exp()
+    known = torch.distributions.StudentT(freedom, outputs[:, 0], scale)
+    mean, deviation = StudentT().mean_and_noise(outputs)
+    assert_close(mean[:, 0], known.mean)
+    assert_close(deviation[:, 0], known.stddev)
+    y = randn(7, 1, seed=1)
+    assert_close(StudentT().nll(outputs, y), -known.log_prob(y[:, 0]))
+
+
 def test_numbers_are_predicted_as_their_mean():
     outputs = randn(2, 7, 4)
     assert_close(Regression(0.5).point(outputs), outputs)

@@ -530,12 +530,21 @@ def test_a_step_of_delta_follows_its_gradient():
     assert float(upload.steps) == 3
 
 
+def some_moments(size, seed):
+    weights = torch.tensor([0.3, 0.2], dtype=torch.float64)
+    return Adam(randn(2, size, seed=seed), randn(2, size, seed=seed + 1).square(), *weights)
+
+
 def test_a_step_follows_the_gradients_of_a_network_with_noise():
     method = Hierarchical(kl_personal=0.7, kl_shared=0.6, anneal=20)
     model = Model(Net(TableNet(INPUTS, 0, 3, 2, constants=2)), StudentT())
     shards, size = linear_shards((6,), 1.0), model.net.num_params
-    server = method.init(randn(size), 5, model.net)._replace(gradient=randn(2, size, seed=3))
-    client = method.enrol(pick(method.download(server, torch.arange(1)), 0))._replace(gradient=randn(2, size, seed=4))
+    # Moments of earlier rounds: the first step of Adam would not depend on the length of the gradient.
+    server = method.init(randn(size), 5, model.net)._replace(
+        gradient=randn(2, size, seed=3), adam=some_moments(size, 6)
+    )
+    client = method.enrol(pick(method.download(server, torch.arange(1)), 0))
+    client = client._replace(gradient=randn(2, size, seed=4), adam=some_moments(size, 7))
     batch = Batch(shards.x, shards.y, torch.ones(6, dtype=torch.float64))
     noise = randn(*method.noise_shape(model, 6), seed=5)
     received = pick(method.download(server, torch.arange(1)), 0)
@@ -551,10 +560,29 @@ def test_a_step_follows_the_gradients_of_a_network_with_noise():
     loss = loss + 0.6 / 5 * kl(mu, priors[0]) + 0.7 * kl(q, priors[1])
     in_shared, in_delta = torch.autograd.grad(loss, (shared, delta))
     assert_close(after.gradients, in_shared)
+    assert (float(after.taken), float(after.steps)) == (1, 1)
     rates = annealed((method.eta_mean, method.eta_rho), torch.tensor(0.0, dtype=torch.float64), 20)
     corrected = in_shared + server.gradient - client.gradient
-    assert_close(after.shared, adam_of_gaussian(server.shared, corrected, server.adam, rates)[0], rtol=1e-6, atol=1e-7)
-    assert_close(after.delta, adam_of_gaussian(client.delta, in_delta, client.adam, rates)[0], rtol=1e-6, atol=1e-7)
+    assert_close(after.shared, adam_of_gaussian(server.shared, corrected, server.adam, rates)[0])
+    assert_close(after.delta, adam_of_gaussian(client.delta, in_delta, client.adam, rates)[0])
+
+
+def test_a_round_without_steps_sends_no_gradient():
+    method, model = Hierarchical(), linear_model()
+    server = first_server(method, model, 1, 1)
+    received = pick(method.download(server, torch.arange(1)), 0)
+    local = method.begin(method.enrol(received), received, Shard(torch.tensor(6.0), torch.empty(0)))
+    client, upload = method.end(local)
+    assert not upload.gradient.any()
+    assert not client.gradient.any()
+    assert float(upload.steps) == 0
+
+
+def test_tiny_gradients_take_small_steps():
+    """The root of the mean square is a tenth of the gradient, as large as EPS: half of a step."""
+    v, rates = torch.zeros(2, 3, dtype=torch.float64), (torch.tensor(0.1), torch.tensor(0.02))
+    moved, _ = adam_of_gaussian(v, torch.full_like(v, 1e-7), adam_init(v), rates)
+    assert_close(moved, -torch.tensor([[0.05] * 3, [0.01] * 3], dtype=torch.float64), rtol=1e-6, atol=0)
 
 
 class TestCopies:
