@@ -294,8 +294,11 @@ class TestMemory:
     def test_fewer_clients_at_once_give_the_same_result(self, monkeypatch, most):
         expected = trained(PFedBayes())
         self.shrink(monkeypatch, most)
+        emptied = []
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
         small = trained(PFedBayes())
         assert small.plan.chunk == most
+        assert len(emptied) == {1: 3, 2: 2, 3: 1}[most]  # chunks of five clients are halved
         assert difference(small.servers, expected.servers) < 1e-12
 
     def test_not_even_one_client_is_one_clear_line(self, monkeypatch):

@@ -44,6 +44,13 @@ def test_a_state_that_tells_no_number_of_rollbacks_is_refused(tmp_path, rollback
         folder.read(1)
 
 
+def test_a_state_is_not_read_to_see_that_it_counts(tmp_path, monkeypatch):
+    folder = StateFolder(tmp_path)
+    monkeypatch.setattr(StateFolder, "read", lambda self, round: pytest.fail(f"read the state of round {round}"))
+    assert folder._counts(2, [2, 3])
+    assert folder._counts(2, [])
+
+
 def test_as_many_states_as_wanted_are_kept(tmp_path):
     folder = StateFolder(tmp_path)
     for round in range(1, 9):
