@@ -54,7 +54,8 @@ PRELOADED = (
     "torch", "torch.func", "torch._dynamo", "torch.testing", "scipy.stats", "scipy.optimize", "scipy.integrate",
     "safetensors.torch", "typer", "rich.console", "rich.table", "rich.progress", "jinja2", "pytest", "hypothesis",
     "hypothesis.strategies", "pandas", "pyarrow.parquet", "sklearn.metrics", "torchmetrics", "PIL.Image", "flwr.app",
-    "flwr.serverapp", "flwr.clientapp",
+    "flwr.serverapp", "flwr.clientapp", "lifelines.utils", "statsmodels.discrete.discrete_model",
+    "statsmodels.miscmodels.ordinal_model",
 )  # fmt: skip
 MEMORY = 12 << 30  # bytes of address space of a child
 FAILED_TO_RUN = 99  # exit code of a child that did not get as far as pytest
@@ -140,6 +141,16 @@ class Calls:
         self._called |= outer
 
 
+class EndAtFailure:
+    """A pytest plugin that ends the process at the first failure, without pytest's own clearing up."""
+
+    @pytest.hookimpl
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """End the process if a test has failed."""
+        if report.failed:
+            os._exit(1)
+
+
 class Mutant(importlib.machinery.SourceFileLoader):
     """Imports the mutated source of a module instead of its file."""
 
@@ -159,7 +170,7 @@ class Mutant(importlib.machinery.SourceFileLoader):
 
 
 def run_tests(tests: Sequence[str], folder: Path, mutation: Mutation | None, calls: Calls | None) -> int:
-    """Run tests in this process; return pytest's exit code."""
+    """Run tests in this process; return pytest's exit code. With a mutation, the process may end here."""
     os.environ["PYTHONPATH"] = str(SOURCE.parent)
     os.environ["CXX"] = "none"  # tests that need a compiler are skipped: they take minutes
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder / "hypothesis")
@@ -169,7 +180,7 @@ def run_tests(tests: Sequence[str], folder: Path, mutation: Mutation | None, cal
     options = ["-q", "-x", "--tb=short", f"--rootdir={ROOT}", f"--basetemp={folder / 'tmp'}", "--hypothesis-seed=0"]
     options += ["-Wignore::pytest.PytestAssertRewriteWarning"]  # of plugins that were imported before forking
     options += [f"-p{name}" for name in ("no:cacheprovider", "no:xdist", "no:anyio")]
-    return int(pytest.main([*options, *tests], plugins=[calls] if calls else []))
+    return int(pytest.main([*options, *tests], plugins=[calls] if calls else [EndAtFailure()]))
 
 
 class Child:

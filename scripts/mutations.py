@@ -109,6 +109,8 @@ class _Finder:
                 children = list(body)
             case ast.Lambda(body=value):
                 children = [value]
+            case ast.Compare(left=left, ops=[ast.In() | ast.NotIn()], comparators=[ast.Tuple(elts=elements)]):
+                children = [left, *elements]  # the order does not matter
             case ast.ClassDef(body=body):
                 children = list(body)
             case ast.AnnAssign(value=assigned):

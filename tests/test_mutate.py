@@ -33,6 +33,7 @@ def changes(text):
         ("(a\n + # not this +\n (b)) * c", ["+ -> -", "* -> /"]),
         ("a and not b", ["and -> or", "not b -> (b)"]),
         ("x = 3, 0.5", ["3 -> 2", "3 -> 4", "3, 0.5 -> 0.5, 3", "0.5 -> 1.0"]),
+        ("x in (1, y)", ["1 -> 0", "1 -> 2", "in -> not in"]),
         ("x = True", ["True -> False"]),
         ("math.ceil(x)", ["ceil -> floor", "math.ceil(x) -> pass"]),
         ("y = (a + b).abs()", ["+ -> -", ".abs() ->"]),
@@ -52,8 +53,8 @@ def test_every_mutation_replaces_its_piece_alone_and_can_be_compiled():
     assert len(found) > 3000
     for each in found[::50]:
         content = (mutate.SOURCE / each.file).read_bytes()
-        old, line = each.change.split(" -> ")[0], content.splitlines()[each.line - 1]
-        assert content[each.start : each.end].decode().split() == old.removesuffix(" ->").split()
+        old, line = content[each.start : each.end].decode(), content.splitlines()[each.line - 1]
+        assert each.change.split() == [*old.split(), "->", *each.new.split()]
         assert line[each.column - 1 :].startswith(content[each.start : each.end].splitlines()[0])
         changed = each.apply(content)
         assert changed[: each.start] + content[each.start : each.end] + changed[each.start + len(each.new) :] == content

@@ -294,8 +294,11 @@ class TestMemory:
     def test_fewer_clients_at_once_give_the_same_result(self, monkeypatch, most):
         expected = trained(PFedBayes())
         self.shrink(monkeypatch, most)
+        emptied = []
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
         small = trained(PFedBayes())
         assert small.plan.chunk == most
+        assert len(emptied) == {1: 3, 2: 2, 3: 1}[most]  # chunks of five clients are halved
         assert difference(small.servers, expected.servers) < 1e-12
 
     def test_not_even_one_client_is_one_clear_line(self, monkeypatch):
@@ -369,6 +372,15 @@ class TestData:
         ours = Federation(shards, Model(Net(mlp([3, 2])), Classification()), PFedBayes(), Training(rounds=2))
         assert list(ours.rounds()) == [1, 2]
         assert ours.evaluate()["personal"]["mc10"]["accuracy"][0]
+
+
+def test_estimates_are_those_of_the_first_seed_unless_told_otherwise():
+    ours = trained(PFedBayes(), 1, seeds=(1, 2))
+    rows = ours.shards.test[0]
+    plain, first, second = (
+        ours.estimates("shared", 0, rows, 2, **asked) for asked in ({}, {"seed_index": 0}, {"seed_index": 1})
+    )
+    assert all(torch.equal(plain[name], first[name]) and not torch.equal(plain[name], second[name]) for name in plain)
 
 
 @needs_gpu

@@ -3,14 +3,23 @@ import dataclasses
 import pytest
 import torch
 
-from federations import difference, federation, make_shards, same_bits, trained
+from federations import difference, federation, make_model, make_shards, randn, same_bits, trained
 from pfedbayes.engine.federation import Federation
-from pfedbayes.engine.personalisation import personalise, prior_of, start_alone
+from pfedbayes.engine.personalisation import (
+    HierarchicalFromPriors,
+    personalise,
+    prior_of,
+    start_alone,
+    weight_of_kl,
+)
 from pfedbayes.engine.plan import Plan
 from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError
-from pfedbayes.maths.gaussian import kl
+from pfedbayes.maths.gaussian import kl, mean_field
 from pfedbayes.methods import FedAvg, Hierarchical, PFedBayes
+from pfedbayes.methods.base import Shard
+from pfedbayes.methods.hierarchical import adam_of_gaussian, annealed
+from pfedbayes.nets import Batch
 
 
 def newcomers(count=2):
@@ -136,6 +145,45 @@ def test_who_starts_alone_is_a_federation_of_one(method):
     assert not same_bits(changed.personal_state(0).q, alone.personal_state(0).q)
     with pytest.raises(ValueError, match="2 clients are not alone"):
         start_alone(prior, newcomers(2), training, None)
+
+
+def test_a_step_from_a_fixed_prior_follows_its_gradient():
+    method = HierarchicalFromPriors(eta_mean=0.1, eta_rho=0.02, anneal=10, full_batch=True, kl=0.7)
+    model, shards = make_model(), make_shards()
+    size = model.net.num_params
+    prior = torch.stack([randn(size), randn(size, seed=1) - 2])
+    client = method.enrol(prior)._replace(q=torch.stack([randn(size, seed=2), randn(size, seed=3) - 2]))
+    batch = Batch(shards.x[:6], shards.y[:6], torch.ones(6, dtype=torch.float64))
+    shard = Shard(torch.tensor(12.0, dtype=torch.float64), torch.empty(0))  # the batch has half of the rows
+    local = method.begin(client, prior, shard)._replace(taken=torch.tensor(3.0, dtype=torch.float64))
+    noise = randn(*method.noise_shape(model, 6), seed=4)
+    new, upload = method.end(method.step(model, local, (batch,), noise))
+
+    q = client.q.clone().requires_grad_()
+    moments = mean_field(q)
+    loss = 2 * model.expected_nll(moments.mu, moments.sigma**2, batch, noise) + 0.7 * kl(moments, mean_field(prior))
+    (grad,) = torch.autograd.grad(loss, q)
+    rates = annealed((0.1, 0.02), local.taken, 10)
+    expected, adam = adam_of_gaussian(client.q, grad, client.adam, rates)
+    for found in (new.q, new.delta, upload, torch.stack([method.posterior(new).mu, new.q[1]])):
+        assert torch.allclose(found, expected, rtol=1e-9)
+    assert difference(new.adam, adam) < 1e-9
+    assert not new.gradient.any()
+    assert method.step(model, local, (batch,), noise).taken == 4
+
+
+def test_without_steps_nothing_is_divided_by_zero():
+    own = HierarchicalFromPriors(0.1, 0.1, 1, True, 1.0)
+    prior = prior_of(trained(Hierarchical(), 1), "shared")
+    for steps in (0, 1):
+        assert personalise(prior, newcomers(), steps, zeta=1.0).method.anneal == own.anneal
+    assert personalise(prior, newcomers(), 7, zeta=1.0).method.anneal == 7
+
+
+def test_the_weight_of_the_kl_term_is_known_of_methods_that_have_one():
+    assert weight_of_kl(HierarchicalFromPriors(0.1, 0.1, 1, True, 0.3)) == 0.3
+    assert weight_of_kl(PFedBayes(zeta=2.0)) == 2.0
+    assert weight_of_kl(FedAvg()) is None
 
 
 def test_what_cannot_be_personalised_is_said():

@@ -18,9 +18,19 @@ from federations import (
 )
 from pfedbayes.engine import plan as plan_module
 from pfedbayes.engine.backend.local_training import LocalTraining
-from pfedbayes.engine.plan import Plan, _chunk, choose_device, choose_plan, has_compiler, is_long, plan_for, run_size
+from pfedbayes.engine.plan import (
+    Plan,
+    _chunk,
+    choose_device,
+    choose_plan,
+    has_compiler,
+    is_long,
+    largest_batch,
+    plan_for,
+    run_size,
+)
 from pfedbayes.errors import UserError
-from pfedbayes.methods import METHODS, PFedBayes
+from pfedbayes.methods import METHODS, FedAvg, PFedBayes
 from pfedbayes.nets import vgg
 
 
@@ -140,6 +150,26 @@ class TestChosenPlan:
     def test_of_large_models_one_is_trained_at_a_time(self):
         large = SimpleNamespace(net=SimpleNamespace(num_params=2**20 + 1, convolutional=False, num_units=None))
         assert choose_plan(large, PFedBayes(), "cpu", at_once=5).chunk == 1
+
+    @pytest.mark.parametrize(
+        ("params", "units", "largest", "chunk"),
+        [
+            (2**18, None, 0, 4), (2**17, None, 100, None), (2**17 + 1, None, 0, 7), (2**10, None, 2**20, None),
+            (2**10, 2**8, 2**10, 4), (2**10, 2**8, 2**9, None), (2**18, 2**8, 2**9, 4), (2**10, 2**8, 2**20, 1),
+        ],
+    )  # fmt: skip
+    def test_what_a_cpu_trains_at_once_fits_its_caches(self, params, units, largest, chunk):
+        """2**20 parameters, and as many hidden units of the examples."""
+        model = SimpleNamespace(net=SimpleNamespace(num_params=params, convolutional=False, num_units=units))
+        # Eight clients, or fourteen so that seven are half of them.
+        count = 14 if chunk == 7 else 8
+        assert choose_plan(model, PFedBayes(), "cpu", at_once=count, largest=largest).chunk == chunk
+
+    def test_the_largest_mini_batch(self):
+        shards = make_shards()  # the largest client has 23 examples
+        sizes = [(FedAvg(), 6, 6), (FedAvg(), 50, 23), (METHODS["hierarchical"](), 6, 23)]
+        for method, batch_size, expected in sizes:
+            assert largest_batch(shards, method, dataclasses.replace(TRAINING, batch_size=batch_size)) == expected
 
     def test_the_size_of_a_run(self):
         training = dataclasses.replace(TRAINING, rounds=7, local_steps=4, participants=3)

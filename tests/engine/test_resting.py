@@ -276,3 +276,10 @@ def test_the_estimate_counts_the_chosen_in_memory_and_the_rest_in_the_file():
     assert many.file_bytes == 4 * few.file_bytes > 0  # eight rounds of five clients meet forty at most
     assert on_host.bytes - many.bytes == many.file_bytes
     assert on_host.file_bytes == 0
+
+
+def test_saved_tensors_are_contiguous():
+    ours = federation(PFedBayes())
+    ours.servers = [server.T.contiguous().T for server in ours.servers]
+    assert not ours.servers[0].is_contiguous()
+    assert all(tensor.is_contiguous() for tensor in ours.tensors().values())

@@ -13,7 +13,7 @@ from scipy.stats import norm
 
 from federations import difference, randn
 from pfedbayes import UserError, runs
-from pfedbayes.flower.combine import _aggregate_mean, combine, shortened, trimmed_mean
+from pfedbayes.flower.combine import _aggregate_mean, combine, limited, robust_tree, shortened, trimmed_mean
 from pfedbayes.flower.privacy import epsilon, private_mean, secret_normals
 from pfedbayes.flower.settings import FederationConfig, from_run_config
 from pfedbayes.methods.fedavg import FedAvg
@@ -55,6 +55,26 @@ def test_long_updates_become_as_long_as_the_median_one():
     assert shortened(updates).norm(dim=1).tolist() == pytest.approx([1.0, 2.0, 2.0])
     still = shortened(torch.zeros(3, 4))
     assert torch.equal(still, torch.zeros(3, 4))
+
+
+def test_trees_are_guarded_leaf_by_leaf():
+    uploads = (torch.tensor([[11.0], [8.0], [310.0]]), torch.tensor([5.0, 6.0, -9.0]))
+    start = (torch.tensor([10.0]), torch.tensor(5.0))
+    same = robust_tree(uploads, "none", start, 0.2)
+    assert all(torch.equal(*pair) for pair in zip(same, uploads, strict=True))
+    trimmed = robust_tree(uploads, "trimmed-mean", start, 0.2)
+    assert [leaf.tolist() for leaf in trimmed] == [[[11.0]] * 3, [5.0] * 3]
+    # Updates 1, -2 and 300 of the first leaf, and 0, 1 and -14 of the second one.
+    short = robust_tree(uploads, "median-norm", start, 0.2)
+    assert [leaf.flatten().tolist() for leaf in short] == [[11.0, 8.0, 12.0], [5.0, 6.0, 4.0]]
+
+
+@pytest.mark.parametrize(
+    ("robust", "expected"), [("none", [4.0, 1.0, 2.0, 3.0, 6.0]), ("median-norm", [3.0, 1.0, 2.0, 3.0, 3.0])]
+)
+def test_nobody_counts_as_much_as_it_claims(robust, expected):
+    config = FederationConfig(5, robust=robust, largest_size=2.0)
+    assert limited(SIZES, FedAvg(), config).tolist() == expected
 
 
 @pytest.mark.parametrize(("robust", "expected"), [("median-norm", 10 + (1 - 2 + 2) / 3), ("trimmed-mean", 11.0)])

@@ -36,6 +36,21 @@ def test_a_node_goes_back_to_the_last_state_that_counts(tmp_path):
     assert folder.rounds() == [1, 2, 4], "nothing is deleted before there is something new"
 
 
+@pytest.mark.parametrize("rollbacks", [-1, "2", True])
+def test_a_state_that_tells_no_number_of_rollbacks_is_refused(tmp_path, rollbacks):
+    folder = StateFolder(tmp_path)
+    folder.write(generation(1, 0, rollbacks))
+    with pytest.raises(UserError, match="it does not say how often the server had gone back"):
+        folder.read(1)
+
+
+def test_a_state_is_not_read_to_see_that_it_counts(tmp_path, monkeypatch):
+    folder = StateFolder(tmp_path)
+    monkeypatch.setattr(StateFolder, "read", lambda self, round: pytest.fail(f"read the state of round {round}"))
+    assert folder._counts(2, [2, 3])
+    assert folder._counts(2, [])
+
+
 def test_as_many_states_as_wanted_are_kept(tmp_path):
     folder = StateFolder(tmp_path)
     for round in range(1, 9):

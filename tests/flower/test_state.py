@@ -92,6 +92,16 @@ def test_a_damaged_state_is_an_error(tmp_path):
         folder.start_of(2, last=1)
 
 
+def test_a_link_is_not_followed_to_a_state(tmp_path):
+    elsewhere, folder = StateFolder(tmp_path / "elsewhere"), StateFolder(tmp_path / "own")
+    for each in (elsewhere, folder):
+        each.path.mkdir()
+    elsewhere.write(generation(1, 0))
+    (folder.path / "round-000001.safetensors").symlink_to(elsewhere.path / "round-000001.safetensors")
+    with pytest.raises(UserError, match=r"round-000001\.safetensors"):
+        folder.read(1)
+
+
 @pytest.mark.parametrize("about", ["[]", "{}", '{"previous": "1"}', '{"previous": null}'])
 def test_a_state_that_does_not_say_which_round_it_follows_is_an_error(tmp_path, about):
     folder = StateFolder(tmp_path)

@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy import stats
 
-from pfedbayes.maths.counts import NegativeBinomial, Poisson
+from pfedbayes.maths.counts import NegativeBinomial, Poisson, capped_exp
 from pfedbayes.maths.metrics import moments
 
 
@@ -66,6 +66,17 @@ def test_the_expected_loss_agrees_with_monte_carlo(kind, width):
     drawn = kind(2.0).nll(mean + variance.sqrt() * noise, y.expand(200_000, 6, 1)).mean(0)
     found = kind(2.0).expected_nll(mean, variance, y.expand(200_000, 6, 1), noise)
     np.testing.assert_allclose(found.expand(200_000, 6).mean(0), drawn, rtol=0.02)
+
+
+def test_rates_are_continued_linearly():
+    x = torch.tensor([-3.0, 0.0, 14.9, 15.0, 16.0, 40.0], dtype=torch.float64)
+    expected = [*np.exp([-3.0, 0.0, 14.9, 15.0]), 2 * np.exp(15.0), 26 * np.exp(15.0)]
+    np.testing.assert_allclose(capped_exp(x), expected, rtol=1e-12)
+
+
+def test_dispersion_is_at_least_a_millionth():
+    variance = NegativeBinomial().variance(torch.tensor([[10.0, -99.0]], dtype=torch.float64))
+    np.testing.assert_allclose(variance, np.exp(10) + 1e-6 * np.exp(20), rtol=1e-12)
 
 
 def test_huge_rates_stay_finite():

@@ -9,12 +9,14 @@ from pfedbayes.maths.gaussian import (
     barycentre,
     gaussian,
     grad_in_rho,
+    grad_of_variance,
     kl,
     kl_grad_q,
     kl_grad_w,
     mean_field,
     rho_of,
     sample,
+    sampled,
     sigma,
 )
 from pfedbayes.maths.random import Purpose, key, normal
@@ -132,6 +134,16 @@ def test_kl_gradients_leave_their_arguments_alone_and_have_the_weight_of_the_ter
 def test_kl_gradients_vanish_to_the_last_bit_at_equality(gradient, dtype):
     v = random_v(10_000, seed=13, dtype=dtype)
     assert all(torch.equal(part, torch.zeros_like(part)) for part in gradient(mean_field(v), mean_field(v.clone())))
+
+
+def test_samples_without_variance_have_a_finite_gradient():
+    mean, noise = draw(5), draw(5, seed=1)
+    variance = torch.zeros(5, dtype=torch.float64, requires_grad=True)
+    drawn = sampled(mean, variance, noise)
+    assert_close(drawn.detach(), mean, rtol=0, atol=1e-5)
+    (grad,) = torch.autograd.grad(drawn.sum(), variance)
+    assert grad.isfinite().all()
+    assert_close(grad_of_variance(torch.ones(5, dtype=torch.float64), variance.detach(), noise), grad)
 
 
 class TestBarycentre:

@@ -5,8 +5,9 @@ import pytest
 import torch
 from scipy import integrate, stats
 
+from pfedbayes.maths import mixtures
 from pfedbayes.maths.likelihoods import Gaussian, StudentT
-from pfedbayes.maths.mixtures import incomplete_beta, student_cdf, student_quantiles
+from pfedbayes.maths.mixtures import crps, incomplete_beta, quantile, sorted_points, student_cdf, student_quantiles
 
 
 def test_the_incomplete_beta_function_agrees_with_scipy():
@@ -79,3 +80,37 @@ def test_many_mixtures_are_scored_as_each_alone():
     together = StudentT().scores(outputs, y)
     each = [StudentT().scores(outputs[k], y[k]) for k in range(3)]
     np.testing.assert_allclose(together, torch.stack(each), rtol=1e-10)
+
+
+@pytest.mark.parametrize("at_once", [1, 600, 1300])
+def test_what_is_sorted_in_one_pass_changes_nothing(monkeypatch, at_once):
+    outputs, y = torch.randn(10, 7, 4).double(), torch.randn(7, 1).double()
+    outputs[..., 2:] = outputs[:, :1, 2:]
+    monkeypatch.setattr(mixtures, "POINTS", mixtures.SCORED)
+    scores, interval = StudentT().scores(outputs, y), StudentT().interval(outputs, 0.8)
+    monkeypatch.setattr(mixtures, "AT_ONCE", at_once)
+    torch.testing.assert_close(StudentT().scores(outputs, y), scores)
+    torch.testing.assert_close(StudentT().interval(outputs, 0.8), interval)
+
+
+@pytest.mark.parametrize(("draws", "size", "points"), [(1, 50, 50), (10, 50, 50), (7, 50, 56), (60, 50, 60)])
+def test_a_mixture_has_at_least_so_many_points(draws, size, points):
+    location = torch.arange(draws * 3.0).view(draws, 3).double()
+    freedom = torch.full((draws,), math.inf, dtype=torch.float64)
+    ((rows, found),) = sorted_points(location, torch.full_like(location, -30.0), freedom, size)
+    assert list(range(3))[rows] == [0, 1, 2]
+    # Components of no width are found as often as they have levels.
+    expected = location.T.repeat_interleave(points // draws, 1)
+    torch.testing.assert_close(found, expected.sort(-1).values)
+
+
+def test_quantiles_are_linear_between_the_middles_of_steps():
+    points = torch.tensor([1.0, 2.0, 4.0, 8.0])
+    for level, expected in ((0, 1), (0.125, 1), (0.25, 1.5), (0.375, 2), (0.5, 3), (0.8, 6.8), (0.875, 8), (1, 8)):
+        assert float(quantile(points, level)) == pytest.approx(expected)
+
+
+def test_the_crps_of_points_is_that_of_all_pairs():
+    points, y = torch.randn(3, 9).double().sort(-1).values, torch.randn(3).double()
+    pairs = (points[:, :, None] - points[:, None]).abs().mean((1, 2))
+    torch.testing.assert_close(crps(points, y), (points - y[:, None]).abs().mean(1) - pairs / 2)

@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from pfedbayes.maths import optim
 from pfedbayes.maths.optim import Adam, adam, adam_init, adam_of, momentum, momentum_init, sgd, without_fused_adam
 
 
@@ -111,6 +112,17 @@ def test_adam_takes_over_what_is_not_needed_any_more():
     assert after.mean is state.mean
     assert after.square is state.square
     assert_close((moved, *after), (expected[0], *expected[1]))
+
+
+@pytest.mark.parametrize(("pasts", "passes"), [((4, 4, 4), 1), ((0, 4, 4), 3)])
+def test_clients_with_the_same_past_are_moved_in_one_pass(monkeypatch, pasts, passes):
+    calls, step = [], optim.fused_adam
+    monkeypatch.setattr(optim, "fused_adam", lambda **settings: calls.append(1) or step(**settings))
+    thetas, grads = start(3, 8), gradients(5, 3, 8)
+    states = [run_adam(thetas[k], grads[:past, k], 0.01)[1] for k, past in enumerate(pasts)]
+    stacked = Adam(*(torch.stack(leaf) for leaf in zip(*states, strict=True)))
+    torch.func.vmap(lambda theta, grad, state: step_adam(theta, grad, state, 0.01, True))(thetas, grads[-1], stacked)
+    assert len(calls) == passes
 
 
 def test_adam_in_place_refuses_a_gradient_of_another_shape():

@@ -39,3 +39,10 @@ def test_probabilities_sum_to_one_and_extremes_stay_finite():
     logits = Ordinal(classes=4).logits(outputs)
     torch.testing.assert_close(logits.exp().sum(-1), torch.ones(2))
     assert logits.isfinite().all()
+
+
+def test_steps_between_thresholds_are_limited():
+    for sign in (-1, 1):
+        less, capped, beyond = (torch.tensor([[0.3, 0.1, sign * t, 1.0]]).double() for t in (14.5, 15.0, 15.5))
+        torch.testing.assert_close(Ordinal(classes=4).logits(beyond), Ordinal(classes=4).logits(capped), rtol=0, atol=0)
+        assert not torch.equal(Ordinal(classes=4).logits(less), Ordinal(classes=4).logits(capped))

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from pfedbayes.maths import random
 from pfedbayes.maths.random import Purpose, choose, key, keys, normal, normals, philox, philox_normals
 
 CPU = torch.device("cpu")
@@ -80,6 +81,22 @@ def test_stacked_draws_equal_separate_ones(count, threads):
     out = normals((2, count), [7, 8, 7], torch.float32, CPU)
     assert torch.equal(out[1], normal((2, count), 8, torch.float32, CPU))
     assert torch.equal(out[0], out[2])
+
+
+@pytest.mark.parametrize(
+    ("threads", "rows", "width", "shares"),
+    [
+        (1, 4, 1 << 14, [4]), (2, 4, (1 << 14) - 1, [4]), (2, 4, 1 << 14, [2, 2]), (3, 4, 1 << 14, [2, 2]),
+        (2, 5, 1 << 14, [3, 2]), (4, 2, 1 << 15, [1, 1]), (4, 1, 1 << 16, [1]),
+    ],
+)  # fmt: skip
+def test_many_draws_are_shared_by_threads(monkeypatch, threads, rows, width, shares):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    fill, filled = random._fill, []
+    monkeypatch.setattr(random, "_fill", lambda part, seeds: filled.append(list(seeds)) or fill(part, seeds))
+    out = normals((width,), range(rows), torch.float32, CPU)
+    assert sorted(filled) == [part.tolist() for part in np.split(np.arange(rows), np.cumsum(shares)[:-1])]
+    assert torch.equal(out[rows - 1], normal((width,), rows - 1, torch.float32, CPU))
 
 
 def test_keys_of_many_names_are_those_of_each():

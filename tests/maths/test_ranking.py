@@ -4,6 +4,7 @@ import torch
 from lifelines.utils import concordance_index
 from sklearn.metrics import average_precision_score, balanced_accuracy_score, roc_auc_score
 
+from pfedbayes.maths import ranking
 from pfedbayes.maths.likelihoods import Classification
 from pfedbayes.maths.ranking import (
     area_under_roc,
@@ -72,6 +73,19 @@ def test_many_models_are_ranked_as_each_alone():
         together = one_vs_rest(curve, log_probs, y)
         each = [[float(one_vs_rest(curve, log_probs[a, b], y[a, b])) for b in range(2)] for a in range(3)]
         assert together.tolist() == each
+    each = [[float(balanced_accuracy(log_probs[a, b], y[a, b])) for b in range(2)] for a in range(3)]
+    assert balanced_accuracy(log_probs, y).tolist() == each
+
+
+@pytest.mark.parametrize("at_once", [1, 100, 200])
+def test_what_is_sorted_in_one_pass_changes_nothing(monkeypatch, at_once):
+    log_probs, y = rounded(2, 40, 5), labels(80, 5).view(2, 40)
+    risk, time, event = rounded(2, 40, seed=2), rounded(2, 40, seed=3), labels(80, 2).view(2, 40)
+    curves = [lambda: one_vs_rest(area_under_roc, log_probs, y), lambda: concordance(risk, time, event)]
+    expected = [curve() for curve in curves]
+    monkeypatch.setattr(ranking, "AT_ONCE", at_once)
+    for curve, whole in zip(curves, expected, strict=True):
+        torch.testing.assert_close(curve(), whole)
 
 
 def test_concordance_agrees_with_lifelines():

@@ -75,6 +75,7 @@ def test_stack_pick_and_concat_fit_together():
     assert same(concat([pick(stacked, slice(0, 2)), pick(stacked, slice(2, 3))]), stacked)
     assert same(pick(stacked, [2, 0]), stack([tree(2), tree(0)]))
     assert stack([(), ()]) == ()
+    assert concat([stacked]) is stacked
 
 
 @pytest.mark.parametrize("poison", [[torch.nan], [torch.inf], [-torch.inf], [torch.inf, -torch.inf]])

@@ -96,6 +96,11 @@ class TestPermutedCopies:
         assert_close(server.weights[-1], layers[-1][0] * self.num_clients / (self.num_clients + 1))
 
 
+def test_shares_of_a_class_are_those_of_its_examples():
+    labels = torch.tensor([[1.0, 0.0, 3.0], [0.0, 0.0, 9.0]])
+    assert BNFed()._class_shares(labels, torch.zeros(2, 3)).tolist() == [[1.0, 0.0, 0.25], [0.0, 0.0, 0.75]]
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("gamma", [1e-300, 1.0, 50.0])
 def test_the_order_of_a_clients_units_does_not_matter(sizes, seed, gamma):

@@ -22,12 +22,12 @@ from pfedbayes.engine.setup import Copy
 from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError
 from pfedbayes.maths.gaussian import MeanField, barycentre, kl, mean_field, rho_of
-from pfedbayes.maths.likelihoods import Regression
-from pfedbayes.maths.optim import adam_init
+from pfedbayes.maths.likelihoods import Regression, StudentT
+from pfedbayes.maths.optim import Adam, adam_init
 from pfedbayes.maths.trees import pick, stack
-from pfedbayes.methods import Hierarchical
-from pfedbayes.methods.base import Shard
-from pfedbayes.methods.hierarchical import Local, Upload, adam_of_gaussian, annealed
+from pfedbayes.methods import FedAvg, Hierarchical
+from pfedbayes.methods.base import Limits, Shard
+from pfedbayes.methods.hierarchical import Local, Upload, adam_of_gaussian, annealed, with_schedule
 from pfedbayes.nets import Batch, Model, Net, TableNet
 
 ROUNDING = 1e-10
@@ -308,6 +308,16 @@ class TestServer:
             assert same_bits(after.spread, server.spread) != learns
             assert same_bits(after.scale, server.scale) != learns
 
+    def test_without_a_schedule_it_is_that_of_400_steps(self):
+        method, size = Hierarchical(), self.model.net.num_params
+        server = method.init(randn(size), 5, self.model.net)
+        delta = MeanField(torch.ones(size, dtype=torch.float64), torch.ones(size, dtype=torch.float64))
+        uploads = stack([upload_of(server.shared, delta, 0.0)] * 2)
+        for steps, learns in ((99.9, False), (100.0, True)):  # a quarter of them
+            at = server._replace(steps=torch.tensor(steps, dtype=torch.float64))
+            after = method.aggregate(at, uploads, torch.ones(2), torch.arange(2))
+            assert same_bits(after.spread, server.spread) != learns
+
     def test_it_averages_copies_and_keeps_the_mean_gradient_of_all_clients(self):
         method = Hierarchical()
         size = self.model.net.num_params
@@ -319,6 +329,94 @@ class TestServer:
         assert_close(after.shared, uploads.shared.mean(0))
         # Two of five clients replace two fifths of the mean.
         assert_close(after.gradient, 0.6 * server.gradient + 0.4 * uploads.gradient.mean(0))
+
+
+def filled(like, value, *places):
+    changed = torch.zeros_like(like)
+    changed[places] = value
+    return changed
+
+
+class TestUploads:
+    """Every bound is met exactly by what is accepted, and exceeded in one entry by what is refused."""
+
+    limits = Limits(largest=50.0, rho=20.0, step=10.0, examples=4.0, steps=3)
+    size = 6
+
+    def check(self, shared=None, moments=None, limits=None, model=(45, -15), **others):
+        nothing = torch.zeros(2, self.size, dtype=torch.float64)
+        one, server = torch.ones((), dtype=torch.float64), nothing + torch.tensor(model)[:, None]
+        adam = Adam(nothing, nothing, one, 0 * one)._replace(**(moments or {}))
+        upload = Upload(server, adam, nothing, nothing[0], 3 * one)._replace(**others)
+        if shared is not None:
+            upload = upload._replace(shared=server + shared)
+        state = Hierarchical().init(server[0], 5, linear_model(self.size - 1).net)._replace(shared=server)
+        return Hierarchical().check_upload(state, upload, self.limits._replace(**(limits or {})))
+
+    def test_what_meets_every_bound_is_accepted(self):
+        nothing = torch.zeros(2, self.size, dtype=torch.float64)
+        assert self.check() is None
+        assert self.check(shared=filled(nothing, 5.0, 0, 2) - filled(nothing, 5.0, 1, 3)) is None
+        assert self.check(shared=filled(nothing, -10.0, 0, 2) + filled(nothing, 10.0, 1, 3)) is None
+        assert self.check(square=filled(nothing[0], 100.0, 1), gradient=filled(nothing, -200.0, 1, 1)) is None
+        moments = {"mean": filled(nothing, 200.0, 0, 1), "square": filled(nothing, 4e4, 1, 0)}
+        assert self.check(moments=moments) is None
+        assert self.check(gradient=filled(nothing, 50.0, 0, 0), limits={"examples": 0.0}) is None  # as for one
+
+    def test_narrow_bounds_are_met_by_what_is_zero(self):
+        assert self.check(limits={"largest": 0.1, "step": 0.1, "examples": 1.0}, model=(0, 0)) is None
+
+    @pytest.mark.parametrize(
+        ("place", "value", "reason"),
+        [
+            ((0, 5), 5.1, "its mean has an entry of magnitude 50.1, more than 50"),
+            ((1, 0), -5.1, "its rho has an entry of magnitude 20.1, more than 20"),
+            ((0, 0), -10.1, "its distance from the server has an entry of magnitude 10.1, more than 10"),
+            ((1, 5), 10.1, "its distance from the server has an entry of magnitude 10.1, more than 10"),
+        ],
+    )
+    def test_a_wild_model_is_named(self, place, value, reason):
+        changed = filled(torch.zeros(2, self.size, dtype=torch.float64), value, *place)
+        assert self.check(shared=changed) == reason
+
+    @pytest.mark.parametrize("value", [-201.0, 201.0])
+    def test_gradients_are_limited_per_example(self, value):
+        gradient = filled(torch.zeros(2, self.size, dtype=torch.float64), value, 1, 2)
+        assert self.check(gradient=gradient) == "its gradient has an entry of magnitude 201, more than 200"
+        found = self.check(moments={"mean": gradient})
+        assert found == "its mean of gradients has an entry of magnitude 201, more than 200"
+        found = self.check(moments={"square": gradient.square()})
+        assert found == "its mean of squared gradients has the root of magnitude 201, more than 200"
+        assert "more than 50" in self.check(gradient=gradient, limits={"examples": 0.5})
+
+    def test_a_wild_deviation_is_named(self):
+        square = filled(torch.zeros(self.size, dtype=torch.float64), 102.01, 2)
+        assert self.check(square=square).startswith(
+            "its deviation from the shared model has an entry of magnitude 10.1"
+        )
+
+    def test_squares_are_not_negative(self):
+        nothing = torch.zeros(2, self.size, dtype=torch.float64)
+        assert self.check(square=filled(nothing[0], -1e-3, 2)) == "a mean of squares is negative"
+        assert self.check(moments={"square": filled(nothing, -1e-3, 0, 2)}) == "a mean of squares is negative"
+
+    @pytest.mark.parametrize("name", ["mean_weight", "square_weight"])
+    def test_weights_of_moments_are_shares(self, name):
+        for value, fits in ((-0.01, False), (0.0, True), (0.5, True), (1.0, True), (1.01, False)):
+            found = self.check(moments={name: torch.tensor(value, dtype=torch.float64)})
+            assert found == (None if fits else "a weight of Adam's moments is not between 0 and 1")
+
+    @pytest.mark.parametrize("steps", [2.0, 4.0])
+    def test_steps_are_those_of_a_round(self, steps):
+        found = self.check(steps=torch.tensor(steps, dtype=torch.float64))
+        assert found == f"it took {steps:g} local steps instead of 3"
+
+
+def test_rates_fall_to_zero_over_the_whole_run_unless_told_otherwise():
+    assert with_schedule(Hierarchical(), 120) == Hierarchical(anneal=120)
+    assert with_schedule(Hierarchical(), 0) == Hierarchical(anneal=1)
+    assert with_schedule(Hierarchical(anneal=7), 120) == Hierarchical(anneal=7)
+    assert with_schedule(FedAvg(), 120) == FedAvg()
 
 
 class TestControlVariates:
@@ -451,6 +549,61 @@ def test_a_step_of_delta_follows_its_gradient():
     assert_close(client_after.gradient, after.gradients / 3)
     assert_close(upload.gradient, after.gradients / 3)
     assert float(upload.steps) == 3
+
+
+def some_moments(size, seed):
+    weights = torch.tensor([0.3, 0.2], dtype=torch.float64)
+    return Adam(randn(2, size, seed=seed), randn(2, size, seed=seed + 1).square(), *weights)
+
+
+def test_a_step_follows_the_gradients_of_a_network_with_noise():
+    method = Hierarchical(kl_personal=0.7, kl_shared=0.6, anneal=20)
+    model = Model(Net(TableNet(INPUTS, 0, 3, 2, constants=2)), StudentT())
+    shards, size = linear_shards((6,), 1.0), model.net.num_params
+    # Moments of earlier rounds: the first step of Adam would not depend on the length of the gradient.
+    server = method.init(randn(size), 5, model.net)._replace(
+        gradient=randn(2, size, seed=3), adam=some_moments(size, 6)
+    )
+    client = method.enrol(pick(method.download(server, torch.arange(1)), 0))
+    client = client._replace(gradient=randn(2, size, seed=4), adam=some_moments(size, 7))
+    batch = Batch(shards.x, shards.y, torch.ones(6, dtype=torch.float64))
+    noise = randn(*method.noise_shape(model, 6), seed=5)
+    received = pick(method.download(server, torch.arange(1)), 0)
+    local: Local = method.begin(client, received, Shard(torch.tensor(6.0, dtype=torch.float64), torch.empty(0)))
+    assert not local.gradients.any()
+    after = method.step(model, local, (batch,), noise)
+
+    shared, delta = (leaf.clone().requires_grad_() for leaf in (server.shared, client.delta))
+    mu, q = mean_field(shared), mean_field(delta)
+    loss = model.expected_nll(mu.mu + q.mu, mu.sigma**2 + q.sigma**2, batch, noise)
+    zero = torch.zeros_like(q.mu)
+    priors = [MeanField(zero, each.sqrt()) for each in (server.scale, server.spread)]
+    loss = loss + 0.6 / 5 * kl(mu, priors[0]) + 0.7 * kl(q, priors[1])
+    in_shared, in_delta = torch.autograd.grad(loss, (shared, delta))
+    assert_close(after.gradients, in_shared)
+    assert (float(after.taken), float(after.steps)) == (1, 1)
+    rates = annealed((method.eta_mean, method.eta_rho), torch.tensor(0.0, dtype=torch.float64), 20)
+    corrected = in_shared + server.gradient - client.gradient
+    assert_close(after.shared, adam_of_gaussian(server.shared, corrected, server.adam, rates)[0])
+    assert_close(after.delta, adam_of_gaussian(client.delta, in_delta, client.adam, rates)[0])
+
+
+def test_a_round_without_steps_sends_no_gradient():
+    method, model = Hierarchical(), linear_model()
+    server = first_server(method, model, 1, 1)
+    received = pick(method.download(server, torch.arange(1)), 0)
+    local = method.begin(method.enrol(received), received, Shard(torch.tensor(6.0), torch.empty(0)))
+    client, upload = method.end(local)
+    assert not upload.gradient.any()
+    assert not client.gradient.any()
+    assert float(upload.steps) == 0
+
+
+def test_tiny_gradients_take_small_steps():
+    """The root of the mean square is a tenth of the gradient, as large as EPS: half of a step."""
+    v, rates = torch.zeros(2, 3, dtype=torch.float64), (torch.tensor(0.1), torch.tensor(0.02))
+    moved, _ = adam_of_gaussian(v, torch.full_like(v, 1e-7), adam_init(v), rates)
+    assert_close(moved, -torch.tensor([[0.05] * 3, [0.01] * 3], dtype=torch.float64), rtol=1e-6, atol=0)
 
 
 class TestCopies:

@@ -9,7 +9,9 @@ from torch.nn.functional import silu
 from torch.testing import assert_close
 
 from federations import randn
-from pfedbayes.maths.likelihoods import Classification, StudentT
+from pfedbayes.maths.counts import NegativeBinomial
+from pfedbayes.maths.likelihoods import Classification, Gaussian, StudentT
+from pfedbayes.maths.ordinal import Ordinal
 from pfedbayes.nets import Batch, Model, Net, TableNet, mlp
 from pfedbayes.nets.zoo import cnn
 
@@ -221,3 +223,24 @@ def test_expected_loss_of_student_t_is_an_upper_bound_and_exact_without_variance
     noise = randn(*model.noise_shape(6), seed=9)
     at_point = model.expected_nll(mean, torch.zeros_like(mean), batch, noise)
     assert_close(at_point, model.nll(mean, batch), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(
+    ("settings", "likelihood"),
+    [
+        ({"outputs": 1, "reference": True}, Classification()), ({"outputs": 3}, Classification()),
+        ({"outputs": 2, "constants": 2}, StudentT()), ({"outputs": 1}, Gaussian(0.5)),
+        ({"outputs": 1, "constants": 1}, NegativeBinomial(2.0)), ({"outputs": 1, "constants": 1}, Ordinal()),
+    ],
+    ids=["two classes", "three classes", "student", "gaussian", "counts", "ordinal"],
+)  # fmt: skip
+def test_gradients_of_the_expected_loss_are_those_of_autograd(settings, likelihood, width):
+    model = Model(Net(TableNet(PLAIN, PIECES, width, **settings)), likelihood)
+    mean, variance = randn(model.net.num_params, seed=4), randn(model.net.num_params, seed=5).square()
+    y = torch.arange(6) % 2 if likelihood.predicts == "labels" else torch.arange(6)[:, None].double()
+    batch = Batch(X, y, torch.tensor([1.0, 1, 1, 0.5, 1, 0], dtype=torch.float64))
+    noise = randn(*model.noise_shape(6), seed=6)
+    expected = torch.func.grad(model.expected_nll, argnums=(0, 1))(mean, variance, batch, noise)
+    found = model.grad_expected_nll(mean, variance, batch, noise)
+    assert_close(found, expected)

@@ -278,7 +278,7 @@ class TestPredictor:
         assert self.client().predictor(Options(abstain_at=0.6)).as_json()["abstention"] is None
 
     @pytest.mark.parametrize(
-        ("size", "error", "hint"), [(10, 0.1, "0.259"), (7, 0.1, "0.349"), (10, 0.259, None), (0, 0.1, None)]
+        ("size", "error", "hint"), [(10, 0.1, "0.259"), (7, 0.1, "0.349"), (10, 0.2589, None), (0, 0.1, None)]
     )
     def test_the_smallest_error_that_the_examples_can_show(self, size, error, hint):
         # 1 - 0.05^(1/10) = 0.2589 and 1 - 0.05^(1/7) = 0.3482, rounded up.

@@ -140,7 +140,11 @@ def test_the_mean_network_runs_as_onnx(home, run, mean_network):
     folder, x, expected = mean_network
     logging.getLogger("torch.onnx").setLevel(logging.NOTSET)
     run("export", folder, "--client", "north", "--onnx", "-o", "a.onnx")
-    network = ReferenceEvaluator(onnx.load(home / "a.onnx"))
+    content = onnx.load(home / "a.onnx")
+    (about,) = content.metadata_props
+    preprocessing = package.open_client(home / folder, "north").preprocessing
+    assert (about.key, about.value) == ("preprocessing", json.dumps(preprocessing.as_object()))
+    network = ReferenceEvaluator(content)
     assert network.run(None, {"x": x.numpy()})[0] == expected
     assert network.output_names == ["probabilities" if folder == "outcome" else "mean"]
     assert not logging.getLogger("torch.onnx").isEnabledFor(logging.WARNING)  # of packages that are not needed
@@ -149,7 +153,9 @@ def test_the_mean_network_runs_as_onnx(home, run, mean_network):
 def test_the_mean_network_runs_by_torch_export(home, run, mean_network):
     folder, x, expected = mean_network
     run("export", folder, "--client", "north", "--torch-export", "-o", "a.pt2")
-    assert torch.export.load(home / "a.pt2").module()(x).numpy() == expected
+    beside = {"preprocessing.json": ""}
+    assert torch.export.load(home / "a.pt2", extra_files=beside).module()(x).numpy() == expected
+    assert beside["preprocessing.json"] == package.open_client(home / folder, "north").preprocessing.to_json()
 
 
 def test_a_module_of_ones_own_is_exported_by_its_name(tmp_path, monkeypatch):
@@ -177,3 +183,9 @@ def test_what_onnx_needs_is_said(command, monkeypatch):
     done = command("export", "outcome", "--client", "north", "--onnx")
     assert done.code == 2
     assert "pip install 'pfedbayes[onnx]'" in done.err
+
+
+def test_a_missing_folder_is_named_before_anything_is_computed(home, tmp_path, monkeypatch):
+    monkeypatch.setattr("pfedbayes.serving.export.client_bytes", lambda *_: pytest.fail("computed"))
+    with pytest.raises(UserError, match=r"the folder .*nowhere does not exist: create it"):
+        export(package.open_client(home / "outcome", "north"), tmp_path / "nowhere" / "a.safetensors")

@@ -1,3 +1,4 @@
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +10,7 @@ from pfedbayes.errors import UserError
 from pfedbayes.methods import METHODS
 from pfedbayes.runs.execute import execute
 from pfedbayes.runs.experiment import read_experiment
+from pfedbayes.serving.export import export
 from pfedbayes.serving.open import _require_model, file_name
 
 
@@ -70,3 +72,24 @@ def test_a_model_that_the_method_does_not_have_is_named_with_the_remedy():
         _require_model(METHODS["fedavg"](), "personal")
     _require_model(METHODS["local"](), "personal")
     _require_model(METHODS["fedavg"](), "shared")
+
+
+def test_a_file_holds_one_of_the_models_of_its_client(home, tmp_path):
+    client = package.open_client(home / "outcome", "north")
+    for which, other, title in (
+        ("joined", "alone", "the model of north"), ("alone", "joined", "the model that north trained alone"),
+    ):  # fmt: skip
+        path = tmp_path / f"{which}.safetensors"
+        export(dataclasses.replace(client, which="personal" if which == "joined" else "alone"), path)
+        assert package.open_client(path).title == package.open_client(path, model=which).title == title
+        with pytest.raises(UserError, match=f"holds {title}: leave --model out, or give the run folder"):
+            package.open_client(path, model=other)
+        with pytest.raises(UserError, match=f"holds {title}: leave --shared out, or give the run folder"):
+            package.open_client(path, shared=True)
+        assert package.open_client(path, "north").name == "north"
+        with pytest.raises(UserError, match="is of 'north' and not of 'south': correct --client"):
+            package.open_client(path, "south")
+    with pytest.raises(UserError, match="there is no model 'own': choose joined or alone"):
+        package.open_client(home / "outcome", "north", model="own")
+    with pytest.raises(UserError, match="--shared and --model joined exclude each other"):
+        package.open_client(home / "outcome", "north", model="joined", shared=True)

@@ -168,3 +168,16 @@ def test_only_the_state_of_the_finished_run_is_read(tmp_path):
         dataclasses.replace(saved, rounds=9).trained_model("shared", 0)
     (folder / runs.STATE).unlink()
     assert same_bits(saved.trained_model("shared", 0).state, expected)
+
+
+@pytest.mark.parametrize("name", ["pfedbayes", "fedavg", "fedavg-ft"])  # own states, server states, adapted ones
+def test_models_that_clients_trained_alone_are_those_of_the_federation(tmp_path, name):
+    folder = run(tmp_path / "run", name, "evaluation.alone=true")
+    federation, record = package.load(folder), read_calibration(folder)
+    assert record.alone == 2  # behind the federations of two seeds
+    x = federation.shards.x[federation.shards.test[1]]
+    found = package.open_client(folder, "client 1", model="alone").outputs(20)(x)
+    which = "personal" if federation.method.about.personal else "shared"
+    expected, joined = (trained_model(federation, which, 1, index).outputs(20)(x) for index in (2, 0))
+    assert torch.allclose(found, expected, atol=1e-6)
+    assert not torch.allclose(found, joined, atol=1e-4)

@@ -59,6 +59,29 @@ def test_what_a_replay_overwrites_is_copied_before_the_next_chunk(monkeypatch):
     assert same_bits(tuple(ours.tensors().values()), tuple(plain.tensors().values()))
 
 
+@pytest.mark.parametrize(("spare", "at_once"), [(0, True), (-1, False)])
+def test_few_mini_batches_of_a_round_are_gathered_before_its_first_step(monkeypatch, spare, at_once):
+    gather, done = local_training.LocalTraining._gather, []
+
+    class Noted(FedAvg):
+        def step(self, model, local, batches, noise):
+            done.append("step")
+            return super().step(model, local, batches, noise)
+
+    def gathered(self, *arguments):
+        done.append("gather")
+        return gather(self, *arguments)
+
+    steps, width, features = TRAINING.local_steps, TRAINING.batch_size, 3
+    numbers = steps * width * features * TRAINING.participants
+    monkeypatch.setattr(local_training, "NUMBERS_OF_A_ROUND", numbers + spare)
+    monkeypatch.setattr(local_training.LocalTraining, "_gather", gathered)
+    ours = trained(Noted(), 1)
+    expected = ["gather"] * steps + ["step"] * steps if at_once else ["gather", "step"] * steps
+    assert done == expected
+    assert same_bits(ours.servers, trained(FedAvg(), 1).servers)
+
+
 def test_networks_predict_compiled_if_training_is_and_they_have_convolutions():
     shards = dataclasses.replace(make_shards(), x=randn(100, 3, 32, 32))
     for model, others, convolutional in ((make_model(vgg(3)), {"shards": shards}, True), (make_model(), {}, False)):

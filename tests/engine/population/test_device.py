@@ -1,6 +1,7 @@
 """States come back from every population, to the last bit."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -124,6 +125,19 @@ def test_transfers_beside_a_gpu_go_through_page_locked_memory(monkeypatch):
     for device in ("cuda", "cpu"):
         staging((2, 3), torch.float32, torch.device(device))
     assert locked == [True, False]
+
+
+def test_copies_from_a_gpu_have_arrived_when_they_are_returned(monkeypatch):
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    waited = []
+    stream = SimpleNamespace(synchronize=lambda: waited.append(1))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    to_host((torch.zeros(2), torch.zeros(2)))
+    assert waited == []
+    to_host((torch.zeros(2).as_subclass(OnGpu), torch.zeros(3).as_subclass(OnGpu)))
+    assert waited == [1]
 
 
 def test_states_on_the_host_are_not_copied_to_it():

@@ -202,6 +202,12 @@ class TestMoments:
         assert_close(*probabilities, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize(("border", "iterated"), [(8, True), (9, False)])
+def test_large_systems_are_iterated(monkeypatch, border, iterated):
+    monkeypatch.setitem(polya_gamma.ITERATE_FROM, "cpu", border)
+    assert (polya_gamma._Solver(torch.eye(8).double(), 2)._iterated is not None) == iterated
+
+
 class TestGibbs:
     """On both sides of ITERATE_FROM: by conjugate gradients and by factors."""
 
