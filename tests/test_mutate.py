@@ -56,7 +56,8 @@ def test_every_mutation_replaces_its_piece_alone_and_can_be_compiled():
         assert content[each.start : each.end].decode().split() == old.removesuffix(" ->").split()
         assert line[each.column - 1 :].startswith(content[each.start : each.end].splitlines()[0])
         changed = each.apply(content)
-        assert changed[: each.start] + content[each.start : each.end] + changed[each.start + len(each.new) :] == content
+        end = each.start + len(each.new.encode())
+        assert changed[: each.start] + content[each.start : each.end] + changed[end:] == content
         compile(changed, each.file, "exec")
 
 
