@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from benchmarks.silos import __main__ as bench
-from benchmarks.silos import activity, flamby, jobs, ours, records, statistics, survival, tables
+from benchmarks.silos import activity, flamby, jobs, newcomers, ours, records, statistics, survival, tables
 from benchmarks.silos.encoding import encode
 from benchmarks.silos.jobs import Circumstances, Job
 from benchmarks.silos.mixed import NotFitted, mixed_linear, mixed_logistic, random_effects
 from benchmarks.silos.page import render
+from benchmarks.silos.page_of_newcomers import by_size, clients_of, newcomers_section, over_clients
 from benchmarks.silos.rivals import FREQUENCIES, LOCAL, find, predict, rivals_for
 from benchmarks.silos.scores import Labels, Numbers, calibration_error, gaussian_crps, number_scores, score
 from pfedbayes.errors import UserError
@@ -483,9 +484,148 @@ def test_protocols_are_planned_with_their_methods(tmp_path):
     )
     people = plan("--protocols", "activity")
     assert [(job.table.name, job.split) for job in people] == [
-        (activity.RANDOM, 0), *((activity.LEFT_OUT, fold) for fold in range(5))
+        *((activity.LEFT_OUT, fold) for fold in range(5)), (activity.RANDOM, 0)
     ]  # fmt: skip
     assert bench.arguments(["--quick"]).out != bench.PAGE
+
+
+# Newcomers
+
+
+def many_clinics(path, sizes):
+    """Clinics of these sizes, with one input."""
+    rng = np.random.default_rng(0)
+    clinic = np.repeat([f"c{k:02}" for k in range(len(sizes))], sizes)
+    dose = rng.normal(size=len(clinic))
+    outcome = np.where(dose + rng.logistic(0, 0.5, len(clinic)) > 0, "ill", "well")
+    pd.DataFrame({"dose": dose, "clinic": clinic, "outcome": outcome}).to_csv(path, index=False)
+    return tables.Table("many", path, "outcome", "clinic")
+
+
+def test_newcomers_are_drawn_with_the_seed_and_left_out_a_tenth_at_a_time(tmp_path):
+    table = many_clinics(tmp_path / "many.csv", [7, 8, 200, *[30] * 22])
+    drawn = newcomers.read(table, 0)
+    names = [name for group in drawn.groups for name in group]
+    assert (len(names), len(set(names)), {len(group) for group in drawn.groups}) == (10, 10, {2})
+    assert drawn.digest == newcomers.read(table, 0).digest != newcomers.read(table, 1).digest
+    assert drawn.num_clients == 25
+    client = drawn.frame["clinic"].to_numpy()
+    for name, (brought, tested) in drawn.own.items():
+        assert sorted([*brought, *tested]) == np.flatnonzero(client == name).tolist()
+    assert drawn.rows == (875 - drawn.rows[2], 0, sum(len(tested) for _, tested in drawn.own.values()))
+    small = many_clinics(tmp_path / "small.csv", [7, 8, 200])
+    found = newcomers.read(small, 0)
+    # Who cannot bring five rows is no newcomer; nobody brings more than a hundred.
+    assert {name: tuple(map(len, rows)) for name, rows in found.own.items()} == {"c01": (5, 3), "c02": (100, 100)}
+    assert sorted(found.groups) == [("c01",), ("c02",)]
+
+
+def test_newcomers_and_their_rivals_see_the_rows_that_they_bring(tmp_path, monkeypatch):
+    data = newcomers.read(many_clinics(tmp_path / "many.csv", [40] * 4), 0)
+    group = data.groups[0]
+    (name,) = group
+    brought, tested = data.own[name]
+    seen = []
+
+    def keep(design, make, x, train, test):
+        seen.append((np.flatnonzero(train).tolist(), np.flatnonzero(test).tolist()))
+        return np.full((int(test.sum()), 2), 0.5)
+
+    def train(experiment, folder):
+        seen.append(sorted(pd.read_csv(experiment.data.path)["clinic"].unique()))
+        assert (experiment.evaluation.folds, experiment.evaluation.alone) == (0, False)
+
+    monkeypatch.setattr(newcomers, "class_probabilities", keep)
+    monkeypatch.setattr(newcomers, "train", train)
+    newcomers._rival(data, name, encode(newcomers._split(data, group)))
+    assert seen == [(sorted(brought[:size].tolist()), sorted(tested.tolist())) for size in (5, 20)]
+    seen.clear()
+    newcomers.federation(data, group, tmp_path)
+    assert seen == [[other for other in ("c00", "c01", "c02", "c03") if other != name]]
+    assert (newcomers._split(data, group).test == np.isin(np.arange(160), tested)).all()
+
+
+@pytest.mark.parametrize("target", ["outcome", "cost"])
+def test_newcomers_from_table_to_page(table, target, tmp_path, capsys, monkeypatch):
+    quick = ["training.rounds=2", "training.local_steps=2", "training.evaluate_every=2"]
+    monkeypatch.setattr(ours, "choose", lambda method: quick)
+    other = {"outcome": "cost", "cost": "outcome"}[target]
+    (tmp_path / "own.toml").write_text(
+        f'[tables.clinics]\nfile = "clinics.csv"\ntarget = "{target}"\nclient = "clinic"\nignore = ["{other}"]\n'
+    )
+    arguments = [
+        "--tables-file", str(tmp_path / "own.toml"), "--protocols", "newcomers", "--splits", "1",
+        "--records", str(tmp_path / "records"), "--out", str(tmp_path / "silos.json"),
+    ]  # fmt: skip
+    bench.main(arguments)
+    assert "0 of 1 jobs are done" in capsys.readouterr().err
+    found = json.loads((tmp_path / "silos.json").read_text())["newcomers"]["clinics"]["methods"]["default"]
+    (people,) = found["per_client"]
+    assert people.keys() == {"a", "b", "c"}
+    keys = {f"{model} {0 if model == 'shared' else 5} nll" for model in newcomers.MODELS}
+    for scores in people.values():
+        assert keys <= scores.keys()
+        assert all(map(math.isfinite, scores.values()))
+        assert not any(" 20 " in name for name in scores)  # nobody has so many rows
+    assert found["joined 5 nll"] == [pytest.approx(np.mean([one["joined 5 nll"] for one in people.values()]), abs=1e-4)]
+    page = (tmp_path / "silos.md").read_text()
+    assert "| clinics | 5 | 3 |" in page
+    assert ("| Accuracy, % | rows brought |" in page) == (target == "outcome")
+    assert ("| RMSE | rows brought |" in page) == (target == "cost")
+    bench.main(arguments)
+    assert "1 of 1 jobs are done" in capsys.readouterr().err
+    monkeypatch.setattr(ours, "settings_digest", lambda method: "others")
+    job = bench.plan(bench.arguments(arguments))[0]
+    assert jobs.unfinished([job], tmp_path / "records", retry=False) == [job]
+
+
+def test_the_page_compares_newcomers_client_by_client():
+    def split(shift):
+        """Three clients, of which only two have 20 rows; the joined model is best with 5 rows."""
+        people = {}
+        for k, name in enumerate("abc"):
+            people[name] = {"shared 0 nll": 1.0 + k + shift, "joined 5 nll": 0.5 + k + shift + 0.01 * k,
+                            "alone 5 nll": 2.0 + k + shift, "rival 5 nll": 0.4 + k * (k - 1) + shift}  # fmt: skip
+            if name != "c":
+                people[name] |= {"joined 20 nll": 2.0 + 2 * k, "alone 20 nll": 1.0, "rival 20 nll": 1.0}
+        return people
+
+    kept = [
+        record(protocol="newcomers", split=k, method="default", per_client=split(shift), scores={"nll": 1.0})
+        for k, shift in enumerate((-0.25, 0.25))
+    ]
+    results = json.loads(json.dumps(records.collect(kept)))["newcomers"]
+    clients = clients_of(results["clinics"])
+    assert clients["b"]["shared 0 nll"] == pytest.approx(2.0)  # the mean of both draws
+    assert by_size(clients, 5, "nll")["joined"] == pytest.approx([0.5, 1.51, 2.52])
+    assert [len(by_size(clients, size, "nll")["joined"]) for size in newcomers.SIZES] == [3, 2, 0]
+    difference = over_clients([0.5, 1.51, 2.52], [1.0, 2.0, 3.0])
+    assert difference.mean == pytest.approx(-0.49)
+    reach = 4.302652729911275 * np.std([-0.5, -0.49, -0.48], ddof=1) / 3**0.5
+    assert (difference.low, difference.high) == pytest.approx((-0.49 - reach, -0.49 + reach))
+    page = "\n".join(newcomers_section(results))
+    assert (
+        "With **5 rows**, of 1 tables, the joined model has a lower NLL than the shared model on 1 (interval below 0 "
+        "on 1, above 0 on 0); the same method alone on 1 (interval below 0 on 1, above 0 on 0); logistic regression or "
+        "ridge alone on 0 (interval below 0 on 0, above 0 on 0)."
+    ) in page
+    assert "| clinics | 5 | 3 | 2.000 | 1.510 | 3.000 | 1.067 | −0.490 [−0.515, −0.465] | better |" in page
+    assert "| clinics | 20 | 2 | 1.500 | 3.000 |" in page
+    assert "| clinics | 100 |" not in page
+    assert newcomers_section(records.collect([record(protocol="newcomers", method="default")])["newcomers"]) == []
+
+
+def test_the_page_shows_the_gain_over_people():
+    def fold(number, gains):
+        people = {
+            f"{number}{k}": {"accuracy": 90.0 + gain, "shared_accuracy": 90.0, "alone_accuracy": 70.0}
+            for k, gain in enumerate(gains)
+        }
+        return record(protocol="activity", table=activity.LEFT_OUT, method="pfedbayes", split=number,
+                      scores={"accuracy": 92.0}, per_client=people)  # fmt: skip
+
+    page = render(records.collect([fold(0, [1, 3]), fold(1, [2])]), {})
+    assert "| left-out people | 2 | 3 | 92.0 ± 1.0 | 90.0 ± 0.0 | +2.0 (−0.5 to +4.5) | 70.0 ± 0.0 |" in page
 
 
 def test_mistakes_on_the_command_line_are_named(table, tmp_path):
@@ -495,7 +635,7 @@ def test_mistakes_on_the_command_line_are_named(table, tmp_path):
         ([*option, "--methods", "fedavgg"], "no method 'fedavgg'"),
         ([*option, "--tables", "clinic"], "no table 'clinic'"),
         ([*option, "--protocols", "hart"], "no protocol 'hart'"),
-        ([*option, "--protocols", "heart"], "need DATA_DIR"),
+        ([*option, "--protocols", "heart"], "the protocols heart, survival, activity need DATA_DIR"),
         ([*option, "--workers", "0"], "--workers is 0"),
     ):
         with pytest.raises(UserError, match=message):

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.silos import activity, flamby, jobs, ours, rivals, survival
+from benchmarks.silos import activity, flamby, jobs, newcomers, ours, rivals, survival
 from benchmarks.silos.jobs import Circumstances, Job
 from benchmarks.silos.page import render
 from benchmarks.silos.records import collect, read_records
@@ -28,7 +28,7 @@ from pfedbayes.runs import write_file
 
 PAGE = Path("docs/results/silos.json")
 RECORDS, QUICK = Path("runs/silos"), Path("runs/silos-quick")
-PROTOCOLS = ("tables", "heart", "survival", "activity")
+PROTOCOLS = ("tables", "newcomers", "heart", "survival", "activity")
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -46,7 +46,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         "--methods", type=_names, help="methods and rivals of tables and heart, separated by commas (default: all)"
     )
     parser.add_argument(
-        "--protocols", type=_names, help="tables, heart, survival, activity (default: all; with chosen tables: tables)"
+        "--protocols", type=_names, help=f"{', '.join(PROTOCOLS)} (default: all; with chosen tables: tables)"
     )
     parser.add_argument("--out", type=Path, help=f"the results, with the page beside (default: {PAGE})")
     parser.add_argument("--records", type=Path, help=f"the folder of the records (default: {RECORDS})")
@@ -106,8 +106,8 @@ def plan(wanted: argparse.Namespace) -> list[Job]:
     for name in protocols:
         if name not in PROTOCOLS:
             raise UserError(f"there is no protocol {name!r}: {nearest(name, PROTOCOLS)}")
-    if set(protocols) - {"tables"} and not wanted.data_dir:
-        raise UserError(f"the protocols {', '.join(PROTOCOLS[1:])} need DATA_DIR: give it first")
+    if set(protocols) - {"tables", "newcomers"} and not wanted.data_dir:
+        raise UserError(f"the protocols {', '.join(PROTOCOLS[2:])} need DATA_DIR: give it first")
     names = {task: [*ours.METHODS, *rivals.rivals_for(task)] for task in rivals.LOCAL}
     asked = wanted.methods and [name.replace("_", "-") if "_" in name else name for name in wanted.methods]
     everything = {*flamby.RIVALS, *(name for known in names.values() for name in known)}
@@ -129,6 +129,9 @@ def plan(wanted: argparse.Namespace) -> list[Job]:
             for name in chosen
             for method in selected(names[tasks[name]])
         ]
+    if "newcomers" in protocols:
+        seeds = range(1 if wanted.quick else min(wanted.splits, newcomers.SEEDS))
+        planned += [Job("newcomers", tables[name], seed, ours.DEFAULT) for seed in seeds for name in chosen]
     if "heart" in protocols:
         methods = selected([*ours.METHODS, *flamby.RIVALS])
         seeds = range(1 if wanted.quick else flamby.SEEDS)
@@ -139,7 +142,7 @@ def plan(wanted: argparse.Namespace) -> list[Job]:
     if "activity" in protocols:
         folds = range(1 if wanted.quick else activity.FOLDS)
         path = wanted.data_dir / "silos/har.npz"
-        for name, seeds in ((activity.RANDOM, range(1)), (activity.LEFT_OUT, folds)):
+        for name, seeds in ((activity.LEFT_OUT, folds), (activity.RANDOM, range(1))):
             table = Table(name, path, "y", "person")
             planned += [Job("activity", table, seed, activity.METHOD, wanted.quick) for seed in seeds]
     return planned

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.silos.ours import PART, models, outputs_of, own_data, train
-from benchmarks.silos.scores import label_scores
+from benchmarks.silos.scores import Measured, label_scores
 from benchmarks.silos.tables import TEST, TRAIN, VALIDATION, Parts
 from pfedbayes import runs
 from pfedbayes.data import load_shards
@@ -106,41 +106,53 @@ def assign(person: NDArray[Any], protocol: str, split: int) -> Parts:
     return parts
 
 
-def measure(data: Windows, method: str, folder: Path) -> tuple[dict[str, float], dict[str, float], float]:
-    """Train on the people that take part; return pooled scores, means over people, and the seconds of training.
+def measure(data: Windows, method: str, folder: Path) -> Measured:
+    """Train on the people that take part and score their models. A rerun with the same folder continues the training.
 
-    Scores are those of personal models; those of the shared model are called shared_accuracy and so on. A rerun with
-    the same folder continues the training.
+    Left-out people are scored with their own model, with the shared one (shared_accuracy and so on), and with the one
+    that they train alone (alone_accuracy).
     """
     experiment = write(data, method, folder)
     seconds = train(experiment, folder / "run", resume=(folder / "run" / runs.INFO).exists())
     start = time.monotonic()
     left_out = bool((data.parts == "").any())
-    predicted = new_people(data, folder) if left_out else own_windows(experiment, folder / "run")
+    people, predicted = new_people(data, method, folder) if left_out else own_windows(experiment, folder / "run")
     pooled = {name: label_scores(*map(np.concatenate, zip(*each, strict=True))) for name, each in predicted.items()}
     by_person = {name: [label_scores(*one) for one in each] for name, each in predicted.items()}
     names = ("accuracy", "nll", "ece", "balanced_accuracy")
-    return (
-        {prefix + name: pooled[model][name] for model, prefix in PREFIXES.items() for name in names},
+    per_client = {
+        person: {PREFIXES[model] + name: scores[k][name] for model, scores in by_person.items() for name in names}
+        for k, person in enumerate(people)
+    }
+    return Measured(
+        {PREFIXES[model] + name: scores[name] for model, scores in pooled.items() for name in names},
         {
-            prefix + name: float(np.mean([one[name] for one in by_person[model]]))
-            for model, prefix in PREFIXES.items()
+            PREFIXES[model] + name: float(np.mean([one[name] for one in scores]))
+            for model, scores in by_person.items()
             for name in names
         },
         seconds + (time.monotonic() - start if left_out else 0.0),
+        per_client,
     )
 
 
-PREFIXES = {"personal": "", "shared": "shared_"}
-Predicted = dict[str, list[tuple[NDArray[np.float64], NDArray[np.int64]]]]
+PREFIXES = {"personal": "", "shared": "shared_", "alone": "alone_"}
+Predicted = tuple[list[str], dict[str, list[tuple[NDArray[np.float64], NDArray[np.int64]]]]]
+"""People, and for each model their class probabilities and labels."""
 
 
 def write(data: Windows, method: str, folder: Path) -> Experiment:
     """Write the windows of the people that take part, and return the experiment that trains on them."""
+    part = data.parts != ""
+    return _experiment(data, method, folder, np.flatnonzero(part), data.parts[part])
+
+
+def _experiment(data: Windows, method: str, folder: Path, rows: NDArray[np.int64], parts: Parts) -> Experiment:
+    """Write these windows with their parts, and return the experiment that trains on them."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "windows.npz"
-    part = data.parts != ""
-    np.savez(path, x=data.x[part], y=data.y[part], client=data.person[part], **{PART: data.parts[part]})
+    columns: Any = {PART: parts}
+    np.savez(path, x=data.x[rows], y=data.y[rows], client=data.person[rows], **columns)
     short = ["training.rounds=2", "training.evaluate_every=2"] if data.quick else []
     return read_experiment(
         None,
@@ -148,6 +160,7 @@ def write(data: Windows, method: str, folder: Path) -> Experiment:
             *own_data({"path": str(path), "split_column": PART, "task": "classification"}),
             f"method.name={method}",
             'net.name="benchmarks.silos.activity:network"',
+            "evaluation.alone=false",  # of no use here, and as slow as the federation
             *short,
         ],
     )
@@ -157,21 +170,22 @@ def own_windows(experiment: Experiment, run: Path) -> Predicted:
     """Predict the test windows of each person with its own model and with the shared one."""
     shards = load_shards(experiment.data)
     shared = open_client(run, shared=True, device="cpu", trust_module=True)
-    predicted: Predicted = {name: [] for name in PREFIXES}
+    predicted: Any = {"personal": [], "shared": []}
     for client, rows in zip(models(run, shards.names, trust_module=True), shards.test, strict=True):
         x, y = shards.x[rows], shards.y[rows].numpy()
         predicted["personal"].append((_probabilities(outputs_of(client, x)), y))
         predicted["shared"].append((_probabilities(outputs_of(shared, x)), y))
-    return predicted
+    return list(shards.names), predicted
 
 
-def new_people(data: Windows, folder: Path) -> Predicted:
-    """Make a model for each left-out person from 30 windows; predict the others with it and with the shared model."""
+def new_people(data: Windows, method: str, folder: Path) -> Predicted:
+    """Predict the windows of left-out people but 30, from which each joins, and also trains a model alone."""
     generator = np.random.default_rng(data.split)
     shared = open_client(folder / "run", shared=True, device="cpu", trust_module=True)
     labels = {name: k for k, name in enumerate(shared.preprocessing.target.classes or ())}
-    predicted: Predicted = {name: [] for name in PREFIXES}
-    for person in np.unique(data.person[data.parts == ""]):
+    predicted: Any = {name: [] for name in PREFIXES}
+    people = np.unique(data.person[data.parts == ""]).tolist()
+    for person in people:
         rows = generator.permutation(np.flatnonzero(data.person == person))
         own, others = rows[:OWN_WINDOWS], rows[OWN_WINDOWS:]
         path = folder / f"{person}.npz"
@@ -181,7 +195,24 @@ def new_people(data: Windows, folder: Path) -> Predicted:
         x = torch.from_numpy(data.x[others])
         for name, client in (("personal", joined.client), ("shared", shared)):
             predicted[name].append((_probabilities(outputs_of(client, x)), y))
-    return predicted
+        predicted["alone"].append(_alone(data, method, folder / person, own, others))
+    return people, predicted
+
+
+def _alone(
+    data: Windows, method: str, folder: Path, own: NDArray[np.int64], others: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Train on the windows `own` of one person alone, and return the predictions of the others with their labels.
+
+    A fifth of the windows is held out for early stopping, as `pfedbayes run --data` does.
+    """
+    parts = np.full(len(own) + len(others), TEST, dtype="<U10")
+    parts[: len(own)] = TRAIN
+    parts[: len(own) // 5] = VALIDATION
+    experiment = _experiment(data, method, folder, np.concatenate([own, others]), parts)
+    train(experiment, folder / "run", resume=(folder / "run" / runs.INFO).exists())
+    (one,) = own_windows(experiment, folder / "run")[1]["personal"]
+    return one
 
 
 def _probabilities(outputs: Tensor) -> NDArray[np.float64]:

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from threadpoolctl import threadpool_limits
 
-from benchmarks.silos import activity, flamby, ours, rivals, survival
+from benchmarks.silos import activity, flamby, newcomers, ours, rivals, survival
 from benchmarks.silos.encoding import encode
 from benchmarks.silos.mixed import NotFitted
 from benchmarks.silos.records import Record, read_record, record_file, write_record
@@ -79,6 +79,7 @@ class Result:
     by_client: dict[str, float]
     seconds: float
     resolved: str | None = None
+    per_client: dict[str, dict[str, float]] | None = None
 
     @classmethod
     def of(cls, predictions: Predictions, seconds: float, resolved: str | None = None) -> Result:
@@ -105,7 +106,8 @@ def unfinished(jobs: Sequence[Job], records: Path, retry: bool) -> list[Job]:
 
 def settings_of(job: Job) -> str | None:
     """Return a hash of the settings of a method of this package, which change with its defaults; None for rivals."""
-    return ours.settings_digest(job.method) if job.method in ours.METHODS and job.protocol in SPLITTERS else None
+    own = job.method in ours.METHODS and job.protocol in (*SPLITTERS, "newcomers")
+    return ours.settings_digest(job.method) if own else None
 
 
 def data_of(job: Job) -> Any:
@@ -114,6 +116,8 @@ def data_of(job: Job) -> Any:
         return SPLITTERS[job.protocol](job.table, job.split)
     if job.protocol == "survival":
         return survival.read(job.table.path)
+    if job.protocol == "newcomers":
+        return newcomers.read(job.table, job.split)
     return activity.read(job.table.path, job.table.name, job.split, job.quick)
 
 
@@ -184,6 +188,7 @@ def work(job: Job, circumstances: Circumstances) -> Record:
         machine=circumstances.machine,
         workers=circumstances.workers,
         date=now(),
+        per_client=result.per_client if result else None,
     )
     write_record(circumstances.records, record)
     return record
@@ -202,10 +207,13 @@ def measure(job: Job, data: Any, records: Path) -> Result:
     if job.protocol == "survival":
         with tempfile.TemporaryDirectory() as folder:
             return Result(*survival.measure(data, job.method, Path(folder)))
+    if job.protocol == "newcomers":
+        with tempfile.TemporaryDirectory() as folder:
+            return Result(**newcomers.measure(data, Path(folder))._asdict())
     if job.protocol == "activity":
         # A long run: its folder stays, so that a rerun continues it.
         kept = job.file(records).with_suffix("")
-        result = Result(*activity.measure(data, job.method, kept))
+        result = Result(**activity.measure(data, job.method, kept)._asdict())
         shutil.rmtree(kept)
         return result
     if (rival := rivals.find(job.method, data.task)) is not None:

@@ -57,13 +57,13 @@ def fit(split: Split, method: str, folder: Path) -> Fit:
     return Fit(predictions, method_name(experiment.method), seconds)
 
 
-def experiment_for(split: Split, method: str, table: Path) -> Experiment:
-    """Return the experiment of a method for a table, as `pfedbayes run --data` resolves it."""
+def experiment_for(split: Split, method: str, table: Path, changes: Sequence[str] = ()) -> Experiment:
+    """Return the experiment of a method for a table, as `pfedbayes run --data` resolves it with these changes."""
     data = {
         "path": str(table), "target": split.target, "client_column": split.client, "split_column": PART,
         "task": split.task,
     }  # fmt: skip
-    return read_experiment(None, [*own_data(data), *choose(method)])
+    return read_experiment(None, [*own_data(data), *choose(method), *changes])
 
 
 def own_data(data: dict[str, str]) -> list[str]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from benchmarks.silos.activity import LEFT_OUT, OWN_WINDOWS, RANDOM
-from benchmarks.silos.activity import PUBLISHED as ACTIVITY_PUBLISHED
+from benchmarks.silos.cells import difference_cells, mean_and_deviation, number, row, signed
 from benchmarks.silos.flamby import HEART
 from benchmarks.silos.ours import DEFAULT, METHODS
+from benchmarks.silos.page_of_newcomers import activity_section, newcomers_section
 from benchmarks.silos.rivals import BOOSTING, FREQUENCIES, LOCAL, POOLED
-from benchmarks.silos.statistics import MARGIN, Comparison, Difference, compare, mean_of, ranks, verdict
+from benchmarks.silos.statistics import MARGIN, Comparison, compare, mean_of, ranks, verdict
 from benchmarks.silos.survival import OURS, PUBLISHED
 from benchmarks.silos.tables import TABLES, Task, read_tables
 from pfedbayes.methods import METHODS as OUR_METHODS
@@ -80,6 +79,7 @@ def render(results: Results, reasons: Mapping[str, str]) -> str:
             parts += task_section(task, title, chosen)
     parts += failures(tables)
     sections: dict[str, Callable[[Results], list[str]]] = {
+        "newcomers": newcomers_section,
         "heart": heart_section,
         "survival": survival_section,
         "activity": activity_section,
@@ -129,12 +129,14 @@ def main_table(comparisons: Sequence[Comparison], tables: Results) -> list[str]:
     ]
     for one in comparisons:
         table = tables[one.table]
-        boosting = ["–", "–", ""] if one.to_boosting is None else [_number(one.boosting), *_difference(one.to_boosting)]
+        boosting = (
+            ["–", "–", ""] if one.to_boosting is None else [number(one.boosting), *difference_cells(one.to_boosting)]
+        )
         cells = [
-            one.table, str(table["clients"]), f"{sum(table['rows']):,}", _number(one.ours),
-            f"{one.theirs:.3f} ({one.rival.removeprefix('local ')})", *_difference(one.to_rival), *boosting,
+            one.table, str(table["clients"]), f"{sum(table['rows']):,}", number(one.ours),
+            f"{one.theirs:.3f} ({one.rival.removeprefix('local ')})", *difference_cells(one.to_rival), *boosting,
         ]  # fmt: skip
-        lines.append(_row(cells))
+        lines.append(row(cells))
     resolved = sorted(
         {name for table in tables.values() for name in table["methods"].get(DEFAULT, {}).get("resolved", ())}
     )
@@ -147,24 +149,14 @@ def main_table(comparisons: Sequence[Comparison], tables: Results) -> list[str]:
     ]  # fmt: skip
 
 
-def _difference(one: Difference) -> list[str]:
-    if math.isnan(one.low):
-        return [f"{_signed(one.mean)}", one.word]
-    return [f"{_signed(one.mean)} [{_signed(one.low)}, {_signed(one.high)}]", one.word]
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.3f}".replace("-", "−")
-
-
 def reason_lines(comparisons: Sequence[Comparison], reasons: Mapping[str, str]) -> list[str]:
     """Return a line for each table that misses a goal."""
     lines = []
     for one in comparisons:
         if one.misses:
-            against = [] if one.close else [f"the best local rival ({_signed(one.to_rival.mean)})"]
+            against = [] if one.close else [f"the best local rival ({signed(one.to_rival.mean)})"]
             if not one.reaches_boosting and one.to_boosting is not None:
-                against.append(f"pooled boosting ({_signed(one.to_boosting.mean)})")
+                against.append(f"pooled boosting ({signed(one.to_boosting.mean)})")
             if against:
                 lines.append(
                     f"- {one.table}, behind {' and '.join(against)}: {reasons.get(one.table, 'no reason found yet')}"
@@ -182,7 +174,7 @@ def task_section(task: Task, title: str, tables: Results) -> list[str]:
     for method in methods:
         own_ranks = [ranked[name][method] for name in tables if method in ranked[name]]
         cells = [_cell(means[name], method) for name in tables]
-        lines.append(_row([label(method, tables), *cells, f"{np.mean(own_ranks):.1f}" if own_ranks else ""]))
+        lines.append(row([label(method, tables), *cells, f"{np.mean(own_ranks):.1f}" if own_ranks else ""]))
     lines += [
         "",
         f"Mean NLL in nats, {_splits(tables.values())}, test rows of all clients; the lowest of a table is bold. "
@@ -206,7 +198,7 @@ def score_table(
             value = mean_of((scores.get("by_client", {}) if by_client else scores).get(score, ()))
             cells.append("" if value is None else format(value, digits))
         if any(cells):
-            rows.append(_row([label(method, tables), *cells]))
+            rows.append(row([label(method, tables), *cells]))
     if not rows:
         return []
     return [f"| {heading} | {' | '.join(tables)} |", "|---" * (len(tables) + 1) + "|", *rows, ""]
@@ -263,10 +255,10 @@ def heart_section(tables: Results) -> list[str]:
     methods = table["methods"]
     for method in [name for name in ordered("classification", set(methods)) if "accuracy" in methods[name]]:
         scores = methods[method]
-        cells = [_mean_and_deviation(scores["by_client"]["accuracy"]), _mean_and_deviation(scores["accuracy"])]
-        lines.append(_row([label(method, tables), *cells]))
+        cells = [mean_and_deviation(scores["by_client"]["accuracy"]), mean_and_deviation(scores["accuracy"])]
+        lines.append(row([label(method, tables), *cells]))
     for method, (by_client, pooled) in HEART.items():
-        lines.append(_row([f"FLamby: {method}", f"{by_client:.1f}", "–" if pooled is None else f"{pooled:.1f}"]))
+        lines.append(row([f"FLamby: {method}", f"{by_client:.1f}", "–" if pooled is None else f"{pooled:.1f}"]))
     train, validation, test = table["rows"]
     return [
         *lines,
@@ -280,13 +272,6 @@ def heart_section(tables: Results) -> list[str]:
         "rows are positive, so predicting the most frequent class of each hospital, without any input, already does "
         "well in the mean over hospitals.\n",
     ]
-
-
-def _mean_and_deviation(values: Values) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
-        return "–"
-    return f"{np.mean(known):.1f}" + (f" ± {np.std(known, ddof=1):.1f}" if len(known) > 1 else "")
 
 
 def survival_section(tables: Results) -> list[str]:
@@ -307,8 +292,8 @@ def survival_section(tables: Results) -> list[str]:
             )
             continue
         cells = [cell for own in (scores, scores["by_client"]) for cell in _c_index(own)]
-        lines.append(_row([label(method, tables), *cells]))
-    lines += [_row([f"FLamby: {name}", f"{value:.1f}", "", "", ""]) for name, value in PUBLISHED.items()]
+        lines.append(row([label(method, tables), *cells]))
+    lines += [row([f"FLamby: {name}", f"{value:.1f}", "", "", ""]) for name, value in PUBLISHED.items()]
     train, _, test = table["rows"]
     events = [value for scores in table["methods"].values() for value in scores.get("events", ()) if value is not None]
     return [
@@ -325,32 +310,6 @@ def survival_section(tables: Results) -> list[str]:
 def _c_index(scores: Results) -> list[str]:
     (value,), (low,), (high,) = (scores[name] for name in ("c_index", "low", "high"))
     return [f"{value:.1f}", f"{low:.1f}–{high:.1f}"]
-
-
-def activity_section(tables: Results) -> list[str]:
-    """Return the section on activity recognition."""
-    lines = [
-        "## Activities of 30 people (UCI HAR)\n",
-        "| protocol | splits | personal models, accuracy, % | shared model, accuracy, % | gain |",
-        "|---|---|---|---|---|",
-    ]
-    for protocol in (RANDOM, LEFT_OUT):
-        for scores in tables.get(protocol, {}).get("methods", {}).values():
-            own, shared = (scores["by_client"][name] for name in ("accuracy", "shared_accuracy"))
-            gains = [a - b for a, b in zip(own, shared, strict=True) if a is not None and b is not None]
-            cells = [str(len(gains)), _mean_and_deviation(own), _mean_and_deviation(shared), _mean_and_deviation(gains)]
-            lines.append(_row([protocol, *cells]))
-    published = ", ".join(f"{name} {value:.1f}" for name, value in ACTIVITY_PUBLISHED.items())
-    return [
-        *lines,
-        "",
-        "pFedBayes with a one-dimensional CNN and the defaults for own data; means over people ± standard deviation "
-        "over splits. Left-out people: each fold trains on 24 people, gives each of the other six a model from "
-        f"{OWN_WINDOWS} random windows, and scores it on that person's other windows. Neighbouring windows overlap by "
-        "half and their order is lost, so random windows flatter every method, and so do the windows that a left-out "
-        "person brings.\n",
-        f"Published, with another version of the features and random windows: {published} %.\n",
-    ]
 
 
 def how(results: Results) -> str:
@@ -375,11 +334,3 @@ def _splits(tables: Any) -> str:
     if len(counts) > 1:
         return f"{counts[0]} to {counts[-1]} splits"
     return f"{counts[0]} split{'s' * (counts[0] > 1)}"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

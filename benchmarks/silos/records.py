@@ -20,7 +20,7 @@ class Record:
     """The result of one method on one split."""
 
     protocol: str
-    """"tables", "heart", "survival" or "activity"."""
+    """"tables", "newcomers", "heart", "survival" or "activity"."""
     table: str
     split: int
     method: str
@@ -48,6 +48,8 @@ class Record:
     workers: int
     """Jobs that ran at the same time."""
     date: str
+    per_client: dict[str, dict[str, float]] | None = None
+    """Scores of single clients by name, where the page needs them."""
 
 
 def record_file(folder: Path, protocol: str, table: str, split: int, method: str) -> Path:
@@ -125,8 +127,18 @@ def _method(own: dict[int, Record], newest: dict[int, Record]) -> dict[str, Any]
             name: [_rounded(record.by_client, name) if record else None for record in valid] for name in names
         },
         "seconds": [None if record is None or record.failed else round(record.seconds, 2) for record in valid],
+        **({"per_client": per_client} if any(per_client := [_clients(record) for record in valid]) else {}),
         **({"failed": failures} if failures else {}),
         **({"resolved": resolved} if resolved else {}),
+    }
+
+
+def _clients(record: Record | None) -> dict[str, dict[str, float]] | None:
+    if record is None or record.per_client is None:
+        return None
+    return {
+        client: {name: round(value, DIGITS) for name, value in scores.items()}
+        for client, scores in record.per_client.items()
     }
 
 

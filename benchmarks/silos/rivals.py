@@ -7,7 +7,8 @@ the cross-validated mean squared error.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -204,7 +205,14 @@ def find(name: str, task: Task) -> Rival | None:
 
 
 def predict(rival: Rival, design: Design) -> Predictions:
-    """Fit a rival and predict the test rows. Warnings, such as those of the optimisers, are not shown."""
+    """Fit a rival and predict the test rows."""
+    with quietly():
+        return rival(design)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Show no warnings, such as those of optimisers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return rival(design)
+        yield

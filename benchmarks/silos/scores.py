@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,18 @@ class Numbers:
 
 
 Predictions = Labels | Numbers
+
+
+class Measured(NamedTuple):
+    """What a job of a protocol with newcomers measures."""
+
+    scores: Scores
+    """Over all rows, or means."""
+    by_client: Scores
+    """Means over clients."""
+    seconds: float
+    per_client: dict[str, Scores]
+    """Scores of each client."""
 
 
 def score(predictions: Predictions) -> tuple[Scores, Scores]:

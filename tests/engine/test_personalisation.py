@@ -5,12 +5,12 @@ import torch
 
 from federations import difference, federation, make_shards, same_bits, trained
 from pfedbayes.engine.federation import Federation
-from pfedbayes.engine.personalisation import personalise, prior_of
+from pfedbayes.engine.personalisation import personalise, prior_of, start_alone
 from pfedbayes.engine.plan import Plan
 from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError
 from pfedbayes.maths.gaussian import kl
-from pfedbayes.methods import FedAvg, PFedBayes
+from pfedbayes.methods import FedAvg, Hierarchical, PFedBayes
 
 
 def newcomers(count=2):
@@ -92,6 +92,50 @@ def test_by_default_it_takes_200_eager_steps_with_the_methods_own_zeta():
     assert (new.training.local_steps, new.training.rounds, new.training.batch_size) == (200, 1, 50)
     assert (new.method.zeta, new.plan.compile, new.plan.resting, new.round) == (3.0, False, "device", 1)
     assert personalise(prior, newcomers(), steps=0).training.local_steps == 1
+
+
+def with_other_labels(shards, rows):
+    y = shards.y.clone()
+    y[rows] = (y[rows] + 1) % 3
+    return dataclasses.replace(shards, y=y)
+
+
+@pytest.mark.parametrize("method", [PFedBayes(), Hierarchical()])
+def test_folds_train_beside_and_do_not_see_what_they_leave_out(method):
+    prior = prior_of(trained(method, seeds=[1, 2]), "shared")
+    shards = newcomers()
+    first, second = (tuple(rows[half] for rows in shards.train) for half in (slice(0, 10), slice(10, 20)))
+    plain = personalise(prior, shards, steps=20)
+    ours = personalise(prior, shards, steps=20, left_out=[first, second])
+    assert ours.seeds == plain.seeds == (1, 2)
+    for s in range(2):
+        assert difference(ours.personal_state(1, s).q, plain.personal_state(1, s).q) < 1e-12
+    others = personalise(prior, with_other_labels(shards, torch.cat(first)), steps=20, left_out=[first, second])
+    assert same_bits(ours.personal_state(1, 2).q, others.personal_state(1, 2).q)
+    for index in (0, 1, 3):
+        assert not same_bits(ours.personal_state(1, index).q, others.personal_state(1, index).q)
+    assert difference(ours.servers[2], ours.servers[0]) == 0  # folds start from the prior of the first seed
+
+
+@pytest.mark.parametrize("method", [PFedBayes(), Hierarchical()])
+def test_who_starts_alone_is_a_federation_of_one(method):
+    training = Training(rounds=3, local_steps=2, batch_size=6, seed=3, participants=4, patience=5)
+    prior = prior_of(federation(method, dataclasses.replace(training, patience=None)), "shared")
+    shards = newcomers(1)
+    left = (shards.train[0][:5],)
+    alone = start_alone(prior, shards, training, None, [left])
+    reference = federation(method, dataclasses.replace(training, participants=None, patience=None), shards=shards)
+    for _ in reference.rounds():
+        pass
+    assert (alone.round, alone.training.patience, alone.participants) == (3, None, 1)
+    assert difference(alone.personal_state(0).q, reference.personal_state(0).q) < 1e-12
+    other = dataclasses.replace(prior, states=tuple(state + 1 for state in prior.states))
+    assert difference(start_alone(other, shards, training, None).personal_state(0).q, alone.personal_state(0).q) < 1e-12
+    changed = start_alone(prior, with_other_labels(shards, left[0]), training, None, [left])
+    assert same_bits(changed.personal_state(0, 1).q, alone.personal_state(0, 1).q)
+    assert not same_bits(changed.personal_state(0).q, alone.personal_state(0).q)
+    with pytest.raises(ValueError, match="2 clients are not alone"):
+        start_alone(prior, newcomers(2), training, None)
 
 
 def test_what_cannot_be_personalised_is_said():

@@ -405,12 +405,33 @@ def test_the_rates_fall_to_zero_by_a_cosine():
     assert at(250.0) == at(100.0)
 
 
+def test_delta_makes_up_for_a_change_of_mu_where_the_data_determine_theta():
+    method, model = Hierarchical(), linear_model()
+    server = first_server(method, model, 1, 1)
+    received = pick(method.download(server, torch.arange(1)), 0)
+    client = method.enrol(received)
+    shares = torch.tensor([0.0, 0.25, 1 - 1e-12, -1.0], dtype=torch.float64)[torch.arange(WEIGHTS) % 4]
+    widths = (received.spread * (1 - shares)).sqrt()
+    means = randn(WEIGHTS, seed=3)
+    client = client._replace(q=torch.stack([received.shared[0] + means, client.q[1]]),
+                             delta=torch.stack([means, rho_of(widths)]))  # fmt: skip
+    moved = received._replace(shared=received.shared + torch.tensor([[0.5], [0.0]], dtype=torch.float64))
+    shard = Shard(torch.tensor(3.0, dtype=torch.float64), torch.empty(0))
+    assert_close(method.begin(client, received, shard).delta, client.delta)
+    # A posterior wider than the prior counts as undetermined.
+    expected = means - 0.5 * shares.clamp(min=0)
+    assert_close(method.begin(client, moved, shard).delta[0], expected, rtol=1e-6, atol=1e-6)
+    assert same_bits(method.begin(client, moved, shard).delta[1], client.delta[1])
+
+
 def test_a_step_of_delta_follows_its_gradient():
     method, model = Hierarchical(kl_personal=0.7, anneal=20), linear_model()
     shards = linear_shards((6,), 1.0)
     server = first_server(method, model, 1, 1)._replace(steps=torch.tensor(5.0, dtype=torch.float64))
     received = pick(method.download(server, torch.arange(1)), 0)
-    client = method.enrol(received)._replace(delta=torch.stack([randn(WEIGHTS, seed=1), randn(WEIGHTS, seed=2) - 2]))
+    new = torch.stack([randn(WEIGHTS, seed=1), randn(WEIGHTS, seed=2) - 2])
+    client = method.enrol(received)
+    client = client._replace(delta=new, q=client.q + torch.stack([new[0], torch.zeros(WEIGHTS)]))
     batch = Batch(shards.x, shards.y, torch.tensor([1.0] * 5 + [0.0], dtype=torch.float64))
     size = torch.tensor(10.0, dtype=torch.float64)  # the batch has half of the rows
     local: Local = method.begin(client, received, Shard(size, torch.empty(0)))._replace(taken=torch.tensor(2.0))

@@ -116,8 +116,8 @@ def test_the_mean_network_gives_survival_probabilities_as_onnx(finished, tmp_pat
 def test_a_newcomer_gets_its_own_model(finished, tmp_path):
     patients(60, seed=2).drop(columns="clinic").to_csv(tmp_path / "d.csv", index=False)
     joined = package.join(finished, tmp_path / "d.csv", steps=20)
-    assert joined.held == 18
-    assert any("C-index on the rows held out" in line for line in joined.describe())
+    assert (joined.trained, joined.folds) == (60, 5)
+    assert any("by cross-validation in 5 folds: C-index" in line for line in joined.describe())
     assert "no certificate" in joined.describe()[-1]
     assert (joined.client.predict(rows())["median"] > 0).all()
 

@@ -95,7 +95,7 @@ def test_numbers_are_predicted_in_their_own_units(home, run):
     assert pandas.read_csv(home / "a.csv")["abstain"].sum() == (out["deviation"] > deviation).sum()
     assert "without a guarantee" in done.err
     done = run("personalize", "cost", "--data", "west.csv", "--client", "far west")
-    assert "rmse on the rows held out" in done.out
+    assert "by cross-validation in 5 folds: RMSE " in done.out
     assert "no certificate: a certificate bounds an error rate" in done.out
 
 

@@ -101,7 +101,18 @@ def personalize(
     zeta: Annotated[
         float | None, typer.Option(click_type=Number(0), help="Weight of the KL term. Default: the run's.")
     ] = None,
-    hold_out: Annotated[float, typer.Option(help="Share of the rows held out for calibration.")] = 0.3,
+    folds: Annotated[
+        int, typer.Option(help="Folds of a cross-validation over its rows, for calibration and comparisons; 0: none.")
+    ] = 5,
+    hold_out: Annotated[float, typer.Option(help="Share of the rows to hold out for calibration, not folds.")] = 0.0,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="Start from the shared model (joined) or from nothing (alone). Default: joined, unless the comparison "
+            "shows that it is worse.",
+        ),
+    ] = None,
     certificate: Annotated[
         bool, typer.Option(help="Certify a bound on its error; slow for convolutions with many rows.")
     ] = True,
@@ -112,6 +123,9 @@ def personalize(
     ] = False,
 ) -> None:
     """Train a personal model for a client that was not in the run, starting from the shared model.
+
+    With 20 rows or more it compares this model with the shared one and with one that starts alone. Without any row,
+    predict with the shared model: pfedbayes predict RUN --shared.
 
     Examples:
 
@@ -125,7 +139,9 @@ def personalize(
     from pfedbayes.serving.open import newcomer_file
 
     path = out or newcomer_file(folder, client or own_data.stem)
-    joined = join(folder, own_data, client, steps, zeta, hold_out, certificate, device, trust_module)
+    joined = join(
+        folder, own_data, client, steps, zeta, hold_out, certificate, device, trust_module, folds=folds, model=model
+    )
     if out is None:
         with writing(path.parent):
             path.parent.mkdir(exist_ok=True)
@@ -135,8 +151,10 @@ def personalize(
     echo(f"model: {path}")
     if as_json:
         bound = joined.certificate and joined.certificate.as_json()
-        figures = {"own": joined.own, "shared": joined.shared, "certificate": bound}
-        typer.echo(json.dumps({"client": joined.client.name, "path": str(path), **figures}))
+        verdicts = {name: one and vars(one) for name, one in joined.verdicts.items()}
+        figures = {"own": joined.own, "shared": joined.shared, "alone": joined.alone, **verdicts, "certificate": bound}
+        use = "alone" if joined.client.which == "alone" else "joined"
+        typer.echo(json.dumps({"client": joined.client.name, "path": str(path), "model": use, **figures}))
 
 
 def export(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from pfedbayes.data import Shards
 from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.plan import Plan
+from pfedbayes.engine.setup import Copy
 from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Which
@@ -21,7 +23,7 @@ from pfedbayes.maths.stacked import broadcast
 from pfedbayes.methods import Hierarchical, PFedBayes
 from pfedbayes.methods.base import Method, Needs, Shard, State, weights_posterior
 from pfedbayes.methods.hierarchical import Client, adam_of_gaussian, annealed, grad_expected_nll
-from pfedbayes.nets import Batch, Model, Net
+from pfedbayes.nets import Batch, Init, Model, Net
 
 
 @dataclass(frozen=True)
@@ -144,21 +146,55 @@ class HierarchicalFromPriors(_FixedPriors):
         return mean_field(state.q)
 
 
-def personalise(prior: Prior, shards: Shards, steps: int = 200, zeta: float | None = None) -> Federation:
+def personalise(
+    prior: Prior,
+    shards: Shards,
+    steps: int = 200,
+    zeta: float | None = None,
+    left_out: Sequence[tuple[Tensor, ...]] = (),
+) -> Federation:
     """Train a posterior for each client of `shards` and return them as a federation.
 
     Training starts at the prior. The KL term, with weight `zeta` (default: the method's), ties the posterior to it.
+
+    left_out: for each fold of a cross-validation, the pool rows that each client leaves out. Posteriors without them
+    train in the same batch, as copies of the federation of the first seed.
     """
     fixed = _from_priors(_require_posterior(prior.method), steps, zeta)
     # All steps fit in one round, because nothing has to be sent in between.
     training = Training(rounds=1, local_steps=max(1, steps), batch_size=prior.batch_size)
-    plan = dataclasses.replace(prior.plan, compile=False, resting=None)
-    personal = Federation(shards, prior.model, fixed, training, prior.seeds, plan=plan)
-    personal.servers = prior.per_client(len(shards.names))
+    copies = [Copy(rows) for rows in left_out]
+    personal = Federation(shards, prior.model, fixed, training, prior.seeds, plan=_plan(prior), copies=copies)
+    priors = prior.per_client(len(shards.names))
+    personal.servers = (*priors, *(priors[0] for _ in copies))
     if steps:
         personal.train_round()
         personal.confirm()
     return personal
+
+
+def start_alone(
+    prior: Prior, shards: Shards, training: Training, init: Init | None, left_out: Sequence[tuple[Tensor, ...]] = ()
+) -> Federation:
+    """Train the method of a prior on the one client of `shards`, as if there were neither prior nor other clients.
+
+    training: that of the run, with its number of rounds; there is no early stopping. left_out: see `personalise`.
+    """
+    if len(shards.names) != 1:
+        raise ValueError(f"{len(shards.names)} clients are not alone")
+    training = dataclasses.replace(training, participants=None, patience=None)
+    copies = [Copy(rows) for rows in left_out]
+    alone = Federation(
+        shards, prior.model, prior.method, training, prior.seeds[:1], init, plan=_plan(prior), copies=copies
+    )
+    for _ in alone.rounds():
+        pass
+    return alone
+
+
+def _plan(prior: Prior) -> Plan:
+    """Return the plan of the prior for few steps of few clients."""
+    return dataclasses.replace(prior.plan, compile=False, resting=None)
 
 
 def weight_of_kl(method: Method) -> float | None:

@@ -263,10 +263,19 @@ class Hierarchical(Method):
         return Client(theta, delta, adam_init(delta), torch.zeros_like(delta))
 
     def begin(self, client: Client, received: Received, shard: Shard) -> Local:
+        """Take the server's q(mu), and adapt d_i to it: theta_i stays where the data determine it.
+
+        In the exact posterior of a linear Gaussian model, the mean of delta_i given mu falls by 1 - sigma_i^2 / T^2 if
+        mu rises by 1. By so much d_i makes up for the difference between the client's last copy of mu and the mean.
+        """
         zero = torch.zeros_like(received.steps)
+        delta = mean_field(client.delta)
+        last_copy = client.q[0] - delta.mu
+        determined = (1 - delta.sigma.square() / received.spread).clamp(min=0)
+        adapted = delta.mu + determined * (last_copy - received.shared[0])
         return Local(
             shared=received.shared,
-            delta=client.delta,
+            delta=torch.stack([adapted, client.delta[1]]),
             momentum=received.adam,
             adam=client.adam,
             gradients=torch.zeros_like(client.delta),

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+
+class Hidden(NamedTuple):
+    """Hidden units for sampled inputs of theirs, each (n, units)."""
+
+    units: Tensor
+    squares: Tensor
+    """Of the units."""
+    inner: Tensor
+    """The sampled inputs."""
+    deviation: Tensor
+    """Standard deviations of the inputs."""
 
 
 class TableNet(nn.Module):
@@ -94,8 +107,9 @@ class TableNet(nn.Module):
         They are exact given the hidden units, whose inputs are sampled: local reparametrisation (Kingma et al. 2015)
         with standard normal noise (n, units). Without hidden units they are exact.
         """
-        hidden = self._hidden(means, variances, x, noise)
-        return self._head(means, variances, x, hidden)
+        squares = x.square()
+        hidden = self._hidden(means, variances, x, squares, noise)
+        return self._head(means, variances, x, squares, hidden)
 
     def gradients(
         self,
@@ -111,8 +125,9 @@ class TableNet(nn.Module):
 
         of_outputs: returns the gradients (n, O) of the loss in the moments of the outputs, at these moments.
         """
-        hidden = self._hidden(means, variances, x, noise)
-        moments = self._head(means, variances, x, hidden)
+        squares = x.square()
+        hidden = self._hidden(means, variances, x, squares, noise)
+        moments = self._head(means, variances, x, squares, hidden)
         in_mean, in_variance = of_outputs(*moments)
         first, last = int(self.reference), self.reference + self.outputs
         found: list[dict[str, Tensor]] = [{}, {}]
@@ -122,54 +137,51 @@ class TableNet(nn.Module):
         in_mean, in_variance = in_mean[..., first:last], in_variance[..., first:last]
         of_means, of_variances = found
         of_means["head.bias"], of_variances["head.bias"] = in_mean.sum(-2), in_variance.sum(-2)
-        of_means["head.weight"], of_variances["head.weight"] = in_mean.mT @ x, in_variance.mT @ x.square()
+        of_means["head.weight"], of_variances["head.weight"] = in_mean.mT @ x, in_variance.mT @ squares
         if hidden is None:
             return of_means, of_variances
-        units, inner, deviation = hidden
         width = self.plain + self.pieces
-        of_means["head.weight"] = torch.cat([of_means["head.weight"], in_mean.mT @ units], -1)
-        of_variances["head.weight"] = torch.cat([of_variances["head.weight"], in_variance.mT @ units.square()], -1)
-        in_units = in_mean @ means["head.weight"][..., width:]
-        in_units = in_units + 2 * units * (in_variance @ variances["head.weight"][..., width:])
-        gate = torch.sigmoid(inner)
-        in_inner = in_units * gate * (1 + inner * (1 - gate))  # the derivative of silu
-        in_around = in_inner * noise / (2 * deviation)
-        plain = x[..., : self.plain]
-        of_means["hidden.weight"], of_means["hidden.bias"] = in_inner.mT @ plain, in_inner.sum(-2)
-        of_variances["hidden.weight"] = in_around.mT @ plain.square()
-        of_variances["hidden.bias"] = in_around.sum(-2)
+        of_means["head.weight"] = torch.cat([of_means["head.weight"], in_mean.mT @ hidden.units], -1)
+        of_variances["head.weight"] = torch.cat([of_variances["head.weight"], in_variance.mT @ hidden.squares], -1)
+        doubled = 2 * variances["head.weight"][..., width:]
+        in_units = torch.addcmul(in_mean @ means["head.weight"][..., width:], hidden.units, in_variance @ doubled)
+        in_inner = torch.ops.aten.silu_backward(in_units, hidden.inner)
+        in_around = in_inner * noise / hidden.deviation  # twice the gradient in the variance
+        of_means["hidden.weight"], of_means["hidden.bias"] = in_inner.mT @ x[..., : self.plain], in_inner.sum(-2)
+        of_variances["hidden.weight"] = 0.5 * (in_around.mT @ squares[..., : self.plain])
+        of_variances["hidden.bias"] = 0.5 * in_around.sum(-2)
         return of_means, of_variances
 
     def _hidden(
-        self, means: dict[str, Tensor], variances: dict[str, Tensor], x: Tensor, noise: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return the hidden units, their sampled inputs, and the deviations of these, each (n, units)."""
+        self, means: dict[str, Tensor], variances: dict[str, Tensor], x: Tensor, squares: Tensor, noise: Tensor
+    ) -> Hidden | None:
+        """Return the hidden units for sampled inputs of theirs; squares: x^2."""
         if self.hidden is None:
             return None
-        plain = x[..., : self.plain]
-        inner = functional.linear(plain, means["hidden.weight"], means["hidden.bias"])
-        around = functional.linear(plain.square(), variances["hidden.weight"], variances["hidden.bias"])
-        deviation = (around + 1e-10).sqrt()
+        inner = functional.linear(x[..., : self.plain], means["hidden.weight"], means["hidden.bias"])
+        smallest = variances["hidden.bias"] + 1e-10
+        deviation = functional.linear(squares[..., : self.plain], variances["hidden.weight"], smallest).sqrt()
         inner = torch.addcmul(inner, deviation, noise)
-        return functional.silu(inner), inner, deviation
+        units = functional.silu(inner)
+        return Hidden(units, units.square(), inner, deviation)
 
     def _head(
         self,
         means: dict[str, Tensor],
         variances: dict[str, Tensor],
         x: Tensor,
-        hidden: tuple[Tensor, Tensor, Tensor] | None,
+        squares: Tensor,
+        hidden: Hidden | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return means and variances (n, O) of the outputs, given the hidden units."""
+        """Return means and variances (n, O) of the outputs, given the hidden units; squares: x^2."""
         width = self.plain + self.pieces
         weight, spread = means["head.weight"], variances["head.weight"]
         mean = functional.linear(x, weight[..., :width], means["head.bias"])
-        variance = functional.linear(x.square(), spread[..., :width], variances["head.bias"])
+        variance = functional.linear(squares, spread[..., :width], variances["head.bias"])
         if hidden is not None:
             # Two products instead of one with the joined inputs, which would have to be copied.
-            units = hidden[0]
-            mean = mean + functional.linear(units, weight[..., width:])
-            variance = variance + functional.linear(units.square(), spread[..., width:])
+            mean = mean + functional.linear(hidden.units, weight[..., width:])
+            variance = variance + functional.linear(hidden.squares, spread[..., width:])
         if not self.reference and self.constants is None:
             return mean, variance
         return (

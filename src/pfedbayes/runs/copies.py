@@ -51,10 +51,10 @@ def copies_of(evaluation: Evaluation, method: Method, shards: Shards, num_seeds:
     federated = method.about.shared and not (method.needs.pooled_data or method.needs.all_clients)
     folds = 0 if any(map(len, shards.validation)) else evaluation.folds
     alone = evaluation.alone and federated and len(shards.train) > 1
-    return Copies(num_seeds, _left_out(shards, folds, seed) if folds else [], alone)
+    return Copies(num_seeds, left_out(shards, folds, seed) if folds else [], alone)
 
 
-def _left_out(shards: Shards, count: int, seed: int) -> list[tuple[Tensor, ...]]:
+def left_out(shards: Shards, count: int, seed: int) -> list[tuple[Tensor, ...]]:
     """Return the rows of each fold. A client with a single row leaves none out: it would have nothing to train on."""
     folds: list[list[Tensor]] = [[] for _ in range(count)]
     for i, rows in enumerate(shards.train):

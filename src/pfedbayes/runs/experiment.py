@@ -38,7 +38,7 @@ MAIN_JOB: dict[str, dict[str, Any]] = {"method": {"name": "pfedbayes", "zeta": 1
 OWN_TABLES: dict[str, dict[str, Any]] = {
     "data": {"test_fraction": 0.2},
     "method": {"name": "hierarchical"},
-    "training": {"rounds": 100, "local_steps": 4, "evaluate_every": 10},
+    "training": {"rounds": 50, "local_steps": 8, "evaluate_every": 10},
     "evaluation": {"samples": 100, "folds": 5, "alone": True},
 }
 # Defaults for the user's own images and arrays, and for other methods.

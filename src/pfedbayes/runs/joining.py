@@ -13,6 +13,7 @@ from torch import Tensor
 from pfedbayes.engine.federation import Federation
 from pfedbayes.evaluation.estimators import Which
 from pfedbayes.evaluation.posterior import trained_model
+from pfedbayes.maths.likelihoods import Likelihood
 from pfedbayes.runs.experiment import Experiment, copies_of_run
 from pfedbayes.runs.schema import JoiningRecord
 from pfedbayes.trust.calibration import DRAWS, Fold
@@ -56,8 +57,13 @@ def _losses(federation: Federation, client: int, index: int, rows: Tensor) -> ND
         return np.empty(0)
     batch, likelihood = federation.batch_of(rows), federation.model.likelihood
     which: Which = "personal" if federation.method.about.personal else "shared"
-    outputs = trained_model(federation, which, client, index).outputs(DRAWS)(batch.x)
-    nll = torch.stack([likelihood.nll(draw, batch.y) for draw in outputs])
+    return losses_of(likelihood, trained_model(federation, which, client, index).outputs(DRAWS)(batch.x), batch.y)
+
+
+def losses_of(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> NDArray[np.float64]:
+    """Return the negative log-likelihood (n,) of the averaged prediction of outputs (K, n, ...) for targets y."""
+    targets = y.expand(len(outputs), *y.shape)
+    nll = likelihood.nll(outputs.flatten(0, 1), targets.flatten(0, 1)).view(len(outputs), -1)
     losses: NDArray[np.float64] = (
         (math.log(len(nll)) - torch.logsumexp(-nll, 0) + likelihood.offset).double().numpy(force=True)
     )

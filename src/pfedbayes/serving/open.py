@@ -132,6 +132,14 @@ def _models(
     return partial(saved.trained_model, which)
 
 
+def out_of_fold(folds: int) -> str:
+    """Return the caveat of guarantees by cross-validation."""
+    return (
+        f"the calibration rows were predicted by models trained without them, in {folds} folds, so the guarantees hold "
+        "approximately"
+    )
+
+
 def _require_model(method: Method, which: Served) -> None:
     if not getattr(method.about, which):
         remedy = "leave --shared out" if which == "shared" else "add --shared"
@@ -154,10 +162,7 @@ def _client(
         )
     of_all = concatenate(record.scores[which])
     if record.folds:
-        caveats.append(
-            f"the calibration rows were predicted by models trained without them, in {record.folds} folds, so the "
-            "guarantees hold approximately"
-        )
+        caveats.append(out_of_fold(record.folds))
     if record.chose_round and len(of_all.odd):
         caveats.append(
             "the calibration rows also chose the round that was kept, so they are not quite new to the models"

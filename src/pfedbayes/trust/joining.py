@@ -94,13 +94,19 @@ class Verdict:
 
     @property
     def finding(self) -> str:
-        """The conclusion in words."""
-        if self.conclusion == "better":
-            return f"better with {_percent(self.probability)} confidence"
+        """The conclusion in words, with the model to use."""
         if self.conclusion == "worse":
-            return f"worse with {_percent(1 - self.probability)} confidence: use its own model"
-        none = f"no difference that {self.rows:,} row{'s' * (self.rows != 1)} could show"
-        return f"{none}; by default it uses its own model" if self.use == "alone" else none
+            return f"{self.evidence}: use its own model"
+        unclear = self.conclusion == "no difference shown" and self.use == "alone"
+        return f"{self.evidence}; by default it uses its own model" if unclear else self.evidence
+
+    @property
+    def evidence(self) -> str:
+        """The conclusion in words."""
+        if self.conclusion == "no difference shown":
+            return f"no difference that {self.rows:,} row{'s' * (self.rows != 1)} could show"
+        probability = self.probability if self.conclusion == "better" else 1 - self.probability
+        return f"{self.conclusion} with {_percent(probability)} confidence"
 
     @property
     def change(self) -> str:

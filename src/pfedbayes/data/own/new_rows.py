@@ -79,7 +79,7 @@ def read_examples(path: str | Path, preprocessing: Preprocessing) -> tuple[Tenso
         if name not in table.columns:
             raise UserError(f"{path} lacks the target column {name!r}: add it")
     if not len(table):
-        raise UserError(f"{path} has no rows: add some")
+        raise UserError(f"{path} has no rows: predict with the shared model (pfedbayes predict --shared), or add some")
     if len(absent := np.flatnonzero(missing(table.columns[target.name]))):
         raise UserError(
             f"{table.place(int(absent[0]))}: the target {target.name!r} is missing: fill it in or remove the row"
