@@ -57,7 +57,8 @@ def test_every_mutation_replaces_its_piece_alone_and_can_be_compiled():
         assert each.change.split() == [*old.split(), "->", *each.new.split()]
         assert line[each.column - 1 :].startswith(content[each.start : each.end].splitlines()[0])
         changed = each.apply(content)
-        assert changed[: each.start] + content[each.start : each.end] + changed[each.start + len(each.new) :] == content
+        end = each.start + len(each.new.encode())
+        assert changed[: each.start] + content[each.start : each.end] + changed[end:] == content
         compile(changed, each.file, "exec")
 
 
