@@ -247,7 +247,7 @@ class TestPredictor:
         assert titles == ["the model of north", "the shared model for north", "the shared model"]
 
     def test_defaults(self):
-        assert Options() == (100, 0.9, None, None)
+        assert Options() == (100, 0.9, None, None, None)
         sets, rule = self.client().predictor(Options()).guarantees
         assert (sets.alpha, rule.target, rule.delta) == (pytest.approx(0.1), 0.05, 0.05)
         assert self.client().predictor(Options(abstain_at=0.6)).guarantees.rule is None

@@ -14,10 +14,12 @@ from pfedbayes.data.splits import SplitPurpose, held_out
 from pfedbayes.engine.personalisation import personalise
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.posterior import OutputFunction, trained_model
+from pfedbayes.maths.metrics import log_average
 from pfedbayes.runs.calibration import read_calibration
-from pfedbayes.serving.client import Client
+from pfedbayes.serving.client import Client, Gated
 from pfedbayes.serving.saved_models import saved_models
-from pfedbayes.trust.calibration import DRAWS, NO_SCORES, score
+from pfedbayes.trust import gate
+from pfedbayes.trust.calibration import DRAWS, NO_SCORES, score, score_gated, scores_at
 from pfedbayes.trust.certificate import Certificate, certify_newcomer
 
 STEPS = 200
@@ -109,23 +111,33 @@ def join(
         without = str(error)
     likelihood, held = joined.model.likelihood, joined.batch_of(shards.validation[0])
     model = trained_model(joined, "personal", 0)
-    own, shared = model.outputs(DRAWS), saved.trained_model("shared", 0).outputs(DRAWS)
+    of_run = saved.trained_model("shared", 0)
+    own, shared = model.outputs(DRAWS), of_run.outputs(DRAWS)
 
     def figures(outputs: OutputFunction) -> dict[str, float]:
         values = likelihood.scores(outputs(held.x), held.y).tolist() if len(held.y) else ()
         return dict(zip(likelihood.metrics, values, strict=False))
 
+    scores, gated = score(likelihood, own(held.x), held.y) if len(held.y) else NO_SCORES, None
+    plain = gate.gates(joined.data)[0] if likelihood.task == "classification" else None
+    if plain is not None and not gate.is_open(plain) and len(held.y):
+        personal, of_shared = (log_average(outputs(held.x)).cpu() for outputs in (own, shared))
+        rows = gate.HeldOut(personal, of_shared, held.y.cpu())
+        fitted = gate.of_newcomer(plain.own, record.gates, rows)
+        gated = Gated(fitted, of_run.outputs, of_run.weights, score_gated(fitted, [(fitted, rows)]), gate.NO_SUMMARIES)
+        scores = scores_at(gated.own, gated.usual_share())
     client = Client(
         name=name,
-        which="personal",
+        which="personal" if gated is None else "gated",
         preprocessing=record.preprocessing,
         likelihood=likelihood,
         outputs=model.outputs,
-        own=score(likelihood, own(held.x), held.y) if len(held.y) else NO_SCORES,
+        own=scores,
         of_all=NO_SCORES,
         notes=(),
         weights=model.weights,
         net=record.net,
+        gated=gated,
     )
     return Joined(
         client=client,
