@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from pfedbayes.files.reading import parse_json, reading
 from pfedbayes.files.tensors import open_tensors, tensor_bytes
 from pfedbayes.files.typed import from_json, to_json
 from pfedbayes.runs.experiment import Experiment, copies_of_run, fit_net
+from pfedbayes.runs.references import DISTANCES, read_inputs, read_scores, reference_tensors
 from pfedbayes.runs.schema import FORMAT, UNCHECKED_FORMAT
 from pfedbayes.runs.sections import NetConfig
 from pfedbayes.trust import gate
@@ -34,6 +36,7 @@ from pfedbayes.trust.calibration import (
     score_gated,
 )
 from pfedbayes.trust.gate import Gate, Summaries
+from pfedbayes.trust.strangeness import Inputs
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,10 @@ class CalibrationRecord:
     """How the shared model gates the predictions of each client; none if there is nothing to gate."""
     gated: tuple[Summaries, ...] = ()
     """By client, the gated predictions of its validation data."""
+    inputs: tuple[Inputs, ...] = ()
+    """By client, a Gaussian of its training inputs; none in files of early versions."""
+    strange: dict[Served, list[Tensor]] = field(default_factory=dict)
+    """By model and client, the scores (n, 2) that its strangeness needs, see `trust.strangeness`."""
 
     @property
     def task_shape(self) -> TaskShape:
@@ -104,6 +111,8 @@ def calibration_bytes(federation: Federation, experiment: Experiment, rounds: in
     for which, of_model in models.items():
         scores = concatenate(list(score_clients(federation, _model_of(federation, which), of_model)))
         tensors |= {f"{which}.{name}": values.contiguous() for name, values in scores._asdict().items()}
+    bases = {which: (_model_of(federation, which), of_model) for which, of_model in models.items()}
+    tensors |= reference_tensors(federation, bases, folds)
     if gate.applies(federation):
         tensors |= _fitted_gates(federation, folds)
     net = fit_net(experiment.net, shards, experiment.method)
@@ -168,6 +177,7 @@ def read_calibration(folder: Path) -> CalibrationRecord:
         net = NetConfig.from_section(about.net)
         gates: tuple[Gate, ...] = ()
         gated: tuple[Summaries, ...] = ()
+        of_all = gate.NO_SUMMARIES
         if "gate.own" in tensors:
             gates = read_gates(tensors, len(about.names), len(preprocessing.target.classes or ()))
             of_all = read_summaries(tensors, "gated")
@@ -177,13 +187,20 @@ def read_calibration(folder: Path) -> CalibrationRecord:
                 Summaries(*parts)
                 for parts in zip(*(torch.split_with_sizes(values, sizes) for values in of_all), strict=True)
             )
+        inputs = read_inputs(tensors, len(about.names), math.prod(preprocessing.shape))
+        strange: dict[Served, list[Tensor]] = {}
+        for which in (*scores, *(("gated",) if gates else ())) if inputs else ():
+            # The gate's own evidence is the score of gated predictions.
+            by_model = -of_all.evidence if which == "gated" else read_scores(tensors, f"strange.{which}", sum(sizes))
+            both = torch.stack([by_model, read_scores(tensors, DISTANCES, sum(sizes))], dim=1)
+            strange[which] = list(torch.split_with_sizes(both, sizes))
         if about.num_targets < 1:
             raise ValueError(f"num_targets is {about.num_targets}")
         if about.folds < 0 or (about.alone or 0) < 0:
             raise ValueError(f"folds is {about.folds} and alone is {about.alone}")
     return CalibrationRecord(
         tuple(about.names), preprocessing, about.num_targets, net, about.chose_round, scores, about.rounds,
-        about.folds, about.alone, gates, gated,
+        about.folds, about.alone, gates, gated, inputs, strange,
     )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from pfedbayes.serving.tables import open_table
 from pfedbayes.trust import conformal, gate
 from pfedbayes.trust.calibration import DELTA, DRAWS, Guarantees, Scores, guarantee, scores_at
 from pfedbayes.trust.gate import Gate, Summaries
+from pfedbayes.trust.strangeness import Reference, model_scores
 
 OUTPUTS_AT_ONCE = 1 << 24  # numbers, over all draws, that are computed in one pass
 DEFAULT_ERROR = 0.05
@@ -94,6 +95,8 @@ class Client:
     """The network."""
     gated: Gated | None = None
     """The shared model, if predictions are gated."""
+    reference: Reference | None = None
+    """What the strangeness of new rows needs; None for a client that was not in the run and for early files."""
 
     @property
     def title(self) -> str:
@@ -161,6 +164,9 @@ class Client:
 class Predictor:
     """A calibrated client with fixed options.
 
+    Columns for all: strangeness, the share of the client's held-out rows that look less strange, see
+    `trust.strangeness`.
+
     Columns for labels: label, p_CLASS, entropy = aleatoric + epistemic (nats), abstain, conformal_set (classes joined
     by |). Columns for numbers, in the units of the target: mean, deviation with deviation^2 = aleatoric^2 +
     epistemic^2, the model's own interval from lower to upper, the guaranteed one from conformal_lower to
@@ -194,7 +200,11 @@ class Predictor:
         passes = torch.split(x, max(1, OUTPUTS_AT_ONCE // width))
         if self.shared is not None:
             return self._gated(passes)
-        parts = [make(self.outputs(part).cpu()) for part in passes]
+        parts = []
+        for part in passes:
+            outputs = self.outputs(part).cpu()
+            by_model = model_scores(self.client.likelihood, outputs)
+            parts.append(make(outputs) | self._strangeness(by_model, part))
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _gated(self, passes: Sequence[Tensor]) -> dict[str, NDArray[Any]]:
@@ -210,11 +220,18 @@ class Predictor:
         guarantees, found = self.client.guarantees(self.options, share), []
         for x in passes:
             draws = [likelihood.logits(outputs(x).cpu()) for outputs in (self.outputs, shared)]
-            log_probs = gate.gated(log_average(draws[0]), log_average(draws[1]), gated.gate, share)
+            personal, of_all = (log_average(logits) for logits in draws)
+            log_probs = gate.gated(personal, of_all, gated.gate, share)
             # A model without draws is paired with every draw of the other.
             single = gate.gated(draws[0].log_softmax(-1), draws[1].log_softmax(-1), gated.gate, share)
-            found.append(self._columns(log_probs, single, guarantees))
+            evidence = gate.parts(personal, of_all, gated.gate).evidence
+            columns = self._columns(log_probs, single, guarantees)
+            found.append(columns | self._strangeness(-evidence, x))
         return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+
+    def _strangeness(self, by_model: Tensor, x: Tensor) -> dict[str, NDArray[Any]]:
+        reference = self.client.reference
+        return {} if reference is None else {"strangeness": reference.of(by_model, x.cpu()).numpy()}
 
     def _labels(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
         assert is_of_labels(self.client.likelihood)  # noqa: S101, checked by `columns`

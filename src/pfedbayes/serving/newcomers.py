@@ -21,6 +21,7 @@ from pfedbayes.serving.saved_models import saved_models
 from pfedbayes.trust import gate
 from pfedbayes.trust.calibration import DRAWS, NO_SCORES, score, score_gated, scores_at
 from pfedbayes.trust.certificate import Certificate, certify_newcomer
+from pfedbayes.trust.strangeness import Reference, distances, fit_inputs, model_scores
 
 STEPS = 200
 HOLD_OUT = 0.3  # share of the rows that calibrate the model
@@ -126,6 +127,12 @@ def join(
         fitted = gate.of_newcomer(plain.own, record.gates, rows)
         gated = Gated(fitted, of_run.outputs, of_run.weights, score_gated(fitted, [(fitted, rows)]), gate.NO_SUMMARIES)
         scores = scores_at(gated.own, gated.usual_share())
+    reference = None
+    if len(held.y):
+        inputs = fit_inputs(shards.x[shards.train[0]])
+        by_model = model_scores(likelihood, own(held.x)).cpu() if gated is None else -gated.own.evidence
+        both = torch.stack([by_model, distances(held.x.cpu(), inputs).to(by_model)], dim=1).float()
+        reference = Reference(inputs, both, gated is not None)
     client = Client(
         name=name,
         which="personal" if gated is None else "gated",
@@ -138,6 +145,7 @@ def join(
         weights=model.weights,
         net=record.net,
         gated=gated,
+        reference=reference,
     )
     return Joined(
         client=client,

@@ -19,6 +19,7 @@ from pfedbayes.serving.saved_models import saved_models
 from pfedbayes.trust.calibration import NO_SCORES, concatenate, concatenate_summaries, scores_at
 from pfedbayes.trust.gate import is_open
 from pfedbayes.trust.joining import Verdict
+from pfedbayes.trust.strangeness import Reference
 
 NEWCOMERS = "newcomers"  # the subfolder of a run with the clients that joined later
 SUFFIX = ".safetensors"
@@ -199,6 +200,9 @@ def _client(
         other, of_all_gated = shared(index), concatenate_summaries(record.gated)
         gated = Gated(record.gates[index], other.outputs, other.weights, record.gated[index], of_all_gated)
         own, of_all = (scores_at(rows, gated.usual_share()) for rows in gated[-2:])
+    reference = None
+    if name in record.names and which in record.strange:
+        reference = Reference(record.inputs[index], record.strange[which][index], which == "gated")
     if name not in record.names:
         caveats.append("there is no guarantee for a client that was not in the run")
     return Client(
@@ -213,4 +217,5 @@ def _client(
         weights=model.weights,
         net=record.net,
         gated=gated,
+        reference=reference,
     )

@@ -25,10 +25,12 @@ from pfedbayes.nets.import_path import build_module, is_import_path, refuse_untr
 from pfedbayes.nets.layers import describe, rebuild
 from pfedbayes.runs.calibration import gate_tensors, read_gates, read_safetensors, read_summaries
 from pfedbayes.runs.outcomes import as_object, of_object, require_width
+from pfedbayes.runs.references import inputs_tensors, read_inputs
 from pfedbayes.runs.schema import FORMAT
 from pfedbayes.runs.sections import NetConfig
 from pfedbayes.serving.client import Client, Gated, Options, Predictor
 from pfedbayes.trust.calibration import DRAWS, Scores
+from pfedbayes.trust.strangeness import Reference
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,8 @@ def client_bytes(client: Client, options: Options | None = None) -> bytes:
         tensors |= {**_named(shared, "shared."), **gate_tensors([gated.gate])}
         for whose, rows in (("own", gated.own), ("of_all", gated.of_all)):
             tensors |= {f"gated.{whose}.{name}": values.contiguous() for name, values in rows._asdict().items()}
+    if client.reference is not None:
+        tensors |= inputs_tensors(client.reference.inputs) | {"strange": client.reference.held_out.contiguous()}
     for whose, scores in (("own", client.own), ("of_all", client.of_all)):
         tensors |= {f"{whose}.{name}": values for name, values in scores._asdict().items()}
     return tensor_bytes(tensors, {"client": json.dumps(to_json(about))})
@@ -166,8 +170,19 @@ def read_client(path: Path, device: str = "auto", trust_module: bool = False) ->
         gated = _gated(about, tensors, weights, len(preprocessing.target.classes or ()))
         return Client(
             about.client, about.which, preprocessing, likelihood, weights.outputs, own, of_all,
-            tuple(about.notes), weights, net, gated,
+            tuple(about.notes), weights, net, gated, _reference(tensors, preprocessing, about.which == "gated"),
         )  # fmt: skip
+
+
+def _reference(tensors: dict[str, Tensor], preprocessing: Preprocessing, gated: bool) -> Reference | None:
+    """Return what the strangeness of new rows needs; None in files of early versions."""
+    inputs = read_inputs(tensors, 1, math.prod(preprocessing.shape))
+    if not inputs:
+        return None
+    scores = tensors.get("strange", torch.empty(0))
+    if scores.dtype != torch.float32 or scores.shape[1:] != (2,) or not bool(scores.isfinite().all()):
+        raise ValueError("the scores of its strangeness are missing or have another shape or type")
+    return Reference(inputs[0], scores, gated)
 
 
 def _gated(about: _About, tensors: dict[str, Tensor], personal: Weights, classes: int) -> Gated | None:

@@ -82,16 +82,19 @@ def is_open(gate: Gate) -> bool:
     return bool(gate.own.all())
 
 
-def share_of_others(evidence: Tensor, usual: float) -> float:
+def share_of_others(evidence: Tensor, usual: float, weights: Tensor | None = None) -> float:
     """Estimate which share of n rows has other labels, from the evidence (n,) for own labels.
 
     Expectation maximisation for a shift of the label frequencies (Saerens et al. 2002), with two rows at the usual
     share in addition (Laplace), so that few rows move it little. No labels are needed.
+
+    weights: how often each row counts (n,), with sum n.
     """
+    counted = torch.ones_like(evidence) if weights is None else weights
     share = usual
     for _ in range(STEPS):
         others = torch.sigmoid(-(evidence.double() + _logit(1 - share)))
-        share = (float(others.sum()) + 2 * usual) / (len(evidence) + 2)
+        share = (float((counted * others).sum()) + 2 * usual) / (len(evidence) + 2)
     return share
 
 
