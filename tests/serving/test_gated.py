@@ -12,6 +12,7 @@ from safetensors.torch import load
 
 import pfedbayes as package
 from pfedbayes.errors import UserError
+from pfedbayes.maths.ranking import auroc
 from pfedbayes.runs.execute import execute
 from pfedbayes.runs.experiment import read_experiment
 from pfedbayes.serving import portable
@@ -60,6 +61,10 @@ def accuracy(client, new, **options):
     return float((client.predict(rows, **options)["label"] == kinds).mean())
 
 
+def auroc_of(score, positive):
+    return float(auroc(torch.from_numpy(score[~positive]), torch.from_numpy(score[positive])))
+
+
 def test_it_is_the_default_where_a_label_is_missing(run, new):
     client = package.open_client(run, "attic")
     assert client.which == "gated"
@@ -71,6 +76,8 @@ def test_it_is_the_default_where_a_label_is_missing(run, new):
     assert package.open_client(run, "attic", model="shared").which == "shared"
     personal = package.open_client(run, "attic", model="personal")
     assert accuracy(client, new) > accuracy(personal, new) + 0.1
+    strange = client.predict(new[0])["strangeness"]
+    assert auroc_of(strange, new[1] == "owl") > 0.9
     out = client.predict(new[0])
     assert sum(out[f"p_{kind}"] for kind in ("cat", "dog", "owl")) == pytest.approx(1, abs=1e-5)
     assert out["aleatoric"] + out["epistemic"] == pytest.approx(out["entropy"], abs=1e-5)
@@ -187,6 +194,32 @@ def test_numbers_that_scores_cannot_be_are_refused(forged):
     for name, value in (("true", 2.0), ("top", torch.nan), ("evidence", torch.nan)):
         with pytest.raises(UserError, match=r"the scores gated\.own are not numbers that they can be"):
             forged({f"gated.own.{name}": torch.full_like(own.true, value)})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("inputs.sizes", torch.tensor([-1]), "the numbers of components of its inputs are wrong"),
+        ("inputs.sizes", torch.tensor([10**9]), "the numbers of components of its inputs are wrong"),
+        ("inputs.sizes", torch.tensor([1.0]), "the numbers of components of its inputs are wrong"),
+        ("inputs.mean", torch.zeros(1, 99), "the mean of its inputs have another shape"),
+        ("inputs.components", None, "the components of its inputs have another shape"),
+        ("inputs.rest", torch.tensor([0.0]), "a variance of its inputs is not positive"),
+        ("inputs.rest", torch.tensor([torch.inf]), "the rest of its inputs have another shape"),
+        ("strange", None, "the scores of its strangeness are missing"),
+        ("strange", torch.zeros(4, 3), "the scores of its strangeness are missing"),
+        ("strange", torch.full((4, 2), torch.nan), "the scores of its strangeness are missing"),
+    ],
+)
+def test_files_with_another_reference_are_refused(forged, name, value, reason):
+    with pytest.raises(UserError, match=reason):
+        forged({name: value})
+
+
+def test_early_files_have_no_strangeness(forged, new):
+    client = forged({"inputs.sizes": None})
+    assert client.reference is None
+    assert "strangeness" not in client.predict(new[0])
 
 
 @pytest.mark.parametrize("changes", [{"which": "personal"}, {"shared_seed": None}])

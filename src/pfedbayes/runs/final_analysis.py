@@ -27,6 +27,7 @@ from pfedbayes.maths.metrics import (
 )
 from pfedbayes.methods.base import weights_posterior
 from pfedbayes.runs.description import scored_clients
+from pfedbayes.runs.gated_scores import gated_scores
 from pfedbayes.runs.schema import Answer, ClientFacts, Example, FinalAnalysis, Image, Reliability, RiskCoverage
 from pfedbayes.runs.sections import Evaluation
 
@@ -47,7 +48,8 @@ class _Prediction:
 def analyse_final_models(federation: FederatedModels, evaluation: Evaluation) -> FinalAnalysis:
     """Compute what is computed for the final models only, with the headline estimator."""
     likelihood = federation.model.likelihood
-    clients = _client_facts(federation, scored_clients(federation, evaluation))
+    scored = scored_clients(federation, evaluation)
+    clients = _client_facts(federation, scored)
     scores = _pooled_scores(federation, evaluation) if likelihood.pooled_metrics else {}
     if likelihood.task != "classification":
         return FinalAnalysis(clients=clients, pooled=scores)
@@ -77,7 +79,7 @@ def analyse_final_models(federation: FederatedModels, evaluation: Evaluation) ->
         )
         curves[which] = _risk_coverage(*(torch.cat(parts) for parts in zip(*pooled, strict=True))) if pooled else None
     examples = _examples(data.shards, getattr(data.shards, split), predicted)
-    return FinalAnalysis(diagrams, curves, clients, examples, scores)
+    return FinalAnalysis(diagrams, curves, clients, examples, scores, gated_scores(federation, evaluation, scored))
 
 
 def _pooled_scores(federation: FederatedModels, evaluation: Evaluation) -> dict[str, dict[str, float | None]]:

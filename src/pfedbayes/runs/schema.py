@@ -244,6 +244,8 @@ class FinalAnalysis:
     examples: list[Example] = field(default_factory=list)
     pooled: dict[str, dict[str, float | None]] = field(default_factory=dict)
     """By model and metric, scores over the rows of all clients together, mean over seeds; None if undefined."""
+    gated: dict[str, list[list[float | None]]] = field(default_factory=dict)
+    """By metric, the scores [seed][client] of the gated predictions on the clients' own data; empty without a gate."""
 
 
 @dataclass(frozen=True)
