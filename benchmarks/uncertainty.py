@@ -20,6 +20,7 @@ from pfedbayes.runs.execute import execute
 from pfedbayes.runs.experiment import read_experiment
 from pfedbayes.runs.saving import load
 from pfedbayes.trust import uncertainty as honesty
+from pfedbayes.trust.shifts import NAMES, other_set
 
 SETS, SIZES = ("mnist", "fashion-mnist"), ("small", "medium")
 # One setting for all cells. FedAvg and Local use ten times the paper's learning rate, which is strong after few rounds.
@@ -82,7 +83,7 @@ def measure(args: argparse.Namespace, name: str, size: str, method: str) -> dict
         if step.round % 20 == 0:
             print(f"{folder.name}: round {step.round} of {step.rounds}", flush=True)
     run = runs.read_run(folder)
-    assessed = honesty.assess(load(folder, device=args.device), strange=honesty.other_set(name, args.data_dir))
+    assessed = honesty.assess(load(folder, device=args.device), strange=other_set(name, args.data_dir))
     return {
         "settings": settings,
         "seeds": args.seeds,
@@ -110,7 +111,7 @@ def render(measured: dict[str, Any]) -> str:
             parts.append(f"## {name}, {size}\n")
             for title, columns in honesty.TABLES.items():
                 parts += [f"{title}:\n", *_table(cells, columns), ""]
-    parts.append(NOTES.format(settings="\n".join(f"- {each}" for each in settings), **honesty.NAMES))
+    parts.append(NOTES.format(settings="\n".join(f"- {each}" for each in settings), **NAMES))
     return "\n".join(parts)
 
 

@@ -17,14 +17,19 @@ NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNOR
 
 
 def load(path: str) -> tuple[dict, dict[str, Tensor]]:
-    """Return the description of a client, and the means and standard deviations (T,) of its weights."""
+    """Return the description of a client, and the means and standard deviations (T,) of its weights.
+
+    If its predictions are gated, also those of the shared model, and the numbers of the gate.
+    """
     content = Path(path).read_bytes()
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:start])
     about = json.loads(header["__metadata__"]["client"])
     weights = {}
-    for name in {"mean", "deviation"} & header.keys():
-        dtype = {"F32": torch.float32, "F64": torch.float64}[header[name]["dtype"]]
+    models = {f"{prefix}{name}" for prefix in ("", "shared.") for name in ("mean", "deviation")}
+    gate = {f"gate.{name}" for name in ("own", "usual", "bias", "weight")}
+    for name in (models | gate) & header.keys():
+        dtype = {"F32": torch.float32, "F64": torch.float64, "BOOL": torch.bool}[header[name]["dtype"]]
         begin, end = header[name]["data_offsets"]
         weights[name] = torch.frombuffer(bytearray(content[start + begin : start + end]), dtype=dtype)
     return about, weights
@@ -117,12 +122,37 @@ def outputs(about: dict, weights: dict[str, Tensor], x: Tensor, network: nn.Modu
     return torch.stack(results).detach()
 
 
+def gated(personal: Tensor, shared: Tensor, weights: dict[str, Tensor], share: float | None) -> tuple[Tensor, float]:
+    """Return gated probabilities (..., n, C), and the share of labels that the client has no rows of.
+
+    The shared model says whether the label is one of the client's own, and both models which of them.
+    """
+    own, usual, weight = weights["gate.own"], float(weights["gate.usual"]), float(weights["gate.weight"])
+    shared = (shared.log() + weights["gate.bias"]).softmax(-1)
+    mass, rest = (shared * own).sum(-1, keepdim=True), (shared * ~own).sum(-1, keepdim=True)
+    ratio = mass / rest * usual / (1 - usual)
+    if share is None:  # estimated from the rows
+        share = usual
+        for _ in range(50):
+            others = (share / (share + (1 - share) * ratio)).sum()
+            share = float((others + 2 * usual) / (others.new_tensor(len(ratio)) + 2))
+    is_own = (1 - share) * ratio / (share + (1 - share) * ratio)
+    within = weight * personal * own / (personal * own).sum(-1, keepdim=True) + (1 - weight) * shared / mass
+    return torch.where(own, is_own * within, (1 - is_own) * shared / rest), share
+
+
 def predict(about: dict, weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
     """Return probabilities (n, C) and their spread over draws; for regression, means and deviations (n, d).
 
     For survival, they are the probabilities of no event until each of the target's edges.
     """
     drawn, target = outputs(about, weights, x), about["preprocessing"]["target"]
+    if about["which"] == "gated":
+        names = ("mean", "deviation")
+        of_all = {name: weights[f"shared.{name}"] for name in names if f"shared.{name}" in weights}
+        shared = outputs(about | {"seed": about["shared_seed"]}, of_all, x).softmax(-1)
+        chances, share = gated(drawn.softmax(-1).mean(0), shared.mean(0), weights, None)
+        return chances, gated(drawn.softmax(-1), shared, weights, share)[0].std(0, correction=0)
     if target["classes"] is not None:
         if (about.get("likelihood") or {}).get("name") == "ordinal":
             equal = torch.logit(torch.arange(1, drawn.shape[-1]) / drawn.shape[-1])

@@ -30,7 +30,17 @@ def test_new_rows_are_predicted_with_doubt_abstention_and_sets(home, run):
     out, new = pandas.read_csv(home / "out.csv"), pandas.read_csv(home / "new.csv")
     assert list(out)[: len(new.columns)] == list(new.columns)
     assert out[list(new.columns)].equals(new)
-    columns = ["label", "p_ill", "p_well", "entropy", "aleatoric", "epistemic", "abstain", "conformal_set"]
+    columns = [
+        "label",
+        "p_ill",
+        "p_well",
+        "entropy",
+        "aleatoric",
+        "epistemic",
+        "abstain",
+        "conformal_set",
+        "strangeness",
+    ]
     assert list(out)[len(new.columns) :] == columns
     assert (out["p_ill"] + out["p_well"]).to_numpy() == pytest.approx(1)
     assert (out["aleatoric"] + out["epistemic"]).to_numpy() == pytest.approx(out["entropy"].to_numpy(), abs=1e-6)
@@ -74,7 +84,29 @@ def test_no_rows_of_the_clients_are_kept(home):
 
     tensors = load_file(home / "outcome" / runs.CALIBRATION)
     rows = int(tensors["sizes"].sum())
-    assert {tuple(tensor.shape) for tensor in tensors.values()} == {(3,), (rows,)}
+    of_clients = {name for name in tensors if name.startswith("inputs.")}  # a Gaussian of at most 20 directions
+    assert {tuple(tensor.shape) for name, tensor in tensors.items() if name not in of_clients} == {(3,), (rows,)}
+    width = tensors["inputs.mean"].shape[1]
+    assert tensors["inputs.components"].shape == (int(tensors["inputs.sizes"].sum()), width)
+    assert of_clients == {f"inputs.{name}" for name in ("mean", "components", "variances", "rest", "sizes")}
+
+
+def test_strange_rows_are_told_from_the_clients_own(home):
+    for target in ("outcome", "cost"):  # labels and numbers
+        client = package.open_client(home / target, "north")
+        own = clinics(300, ("north",), seed=5).drop(columns=["hospital", "cost", "outcome"])
+        usual = client.predict(own)["strangeness"]
+        assert (usual >= 0.9).mean() < 0.25
+        for odd in ({"age": 400}, {"sex": "x"}):
+            with pytest.warns(UserWarning, match="unlike the training data"):
+                out = client.predict(own.assign(**odd))
+            assert out["strangeness"].min() > 0.9
+
+
+def test_the_shared_model_without_a_client_has_no_strangeness(home):
+    frame = pandas.read_csv(home / "new.csv")
+    assert "strangeness" not in package.open_client(home / "outcome", shared=True).predict(frame)
+    assert "strangeness" in package.open_client(home / "outcome", "north", shared=True).predict(frame)
 
 
 def test_numbers_are_predicted_in_their_own_units(home, run):
@@ -247,7 +279,7 @@ class TestPredictor:
         assert titles == ["the model of north", "the shared model for north", "the shared model"]
 
     def test_defaults(self):
-        assert Options() == (100, 0.9, None, None, ())
+        assert Options() == (100, 0.9, None, None, (), None)
         sets, rule = self.client().predictor(Options()).guarantees
         assert (sets.alpha, rule.target, rule.delta) == (pytest.approx(0.1), 0.05, 0.05)
         assert self.client().predictor(Options(abstain_at=0.6)).guarantees.rule is None

@@ -112,6 +112,7 @@ def test_the_mean_network_scales_pixels_as_training_did(pixels, scaled):
     model = SimpleNamespace(net=SimpleNamespace(module=lambda mean: torch.nn.Identity()), pixels=pixels)
     client = SimpleNamespace(
         weights=SimpleNamespace(model=model, mean=None),
+        gated=None,
         preprocessing=SimpleNamespace(image=True, target=Target("shade", "regression", None, 3.0, 2.0)),
         likelihood=Regression(1.0),
     )

@@ -10,7 +10,8 @@ from pfedbayes.errors import UserError
 from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.maths.metrics import accuracy, ece, log_average, reliability
 from pfedbayes.methods import FedAvg, Local, PFedBayes
-from pfedbayes.trust.uncertainty import FIGURES, TABLES, assess, cells, mean_rows, other_set, strange_inputs, table_rows
+from pfedbayes.trust.shifts import other_set, strange_inputs
+from pfedbayes.trust.uncertainty import FIGURES, FURTHER, TABLES, assess, cells, mean_rows, table_rows
 
 
 def with_validation():
@@ -32,7 +33,7 @@ def assessed(ours):
 
 
 def test_figures_are_those_of_the_metrics(ours, assessed):
-    assert list(assessed) == ["personal", "shared"]
+    assert list(assessed) == ["personal", "shared", "gated"]
     rows = assessed["personal"]["as it is"]
     assert [len(of_seed) for of_seed in rows] == [5, 5]
     test = ours.shards.test[3]
@@ -97,12 +98,14 @@ def test_inputs_between_the_classes_are_told_from_the_others():
 def test_tables_show_a_row_for_each_way(assessed):
     own, strange, promises = TABLES.values()
     titles = [title for title, _ in table_rows(assessed, strange)]
-    assert titles == [f"{m}{way}" for m in ("personal", "shared") for way in ("", ", by MI", ", scaled")]
-    assert [title for title, _ in table_rows(assessed, own)] == [t for t in titles if "MI" not in t]
+    raw = ("", ", by MI", ", by strangeness")
+    ways = {"personal": (*raw, ", scaled"), "shared": (*raw, ", scaled"), "gated": raw}
+    assert titles == [f"{model}{way}" for model, of_model in ways.items() for way in of_model]
+    assert [title for title, _ in table_rows(assessed, own)] == [t for t in titles if "by" not in t]
     for _, row in table_rows(assessed, promises):
         assert len(cells(row, promises)) == 4
         assert 0.5 < row["set_coverage"] <= 1
-    assert {name for columns in TABLES.values() for name in columns} == FIGURES.keys()
+    assert {name for columns in (TABLES | FURTHER).values() for name in columns} == FIGURES.keys()
 
 
 def test_errors_among_answers_are_those_of_all_answers_together():

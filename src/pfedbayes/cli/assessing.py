@@ -75,7 +75,8 @@ def uncertainty(
     """
     from pfedbayes import runs
     from pfedbayes.runs import saving
-    from pfedbayes.trust.uncertainty import NAMES, TABLES, assess, cells, headings, other_set, table_rows
+    from pfedbayes.trust.shifts import NAMES, other_set
+    from pfedbayes.trust.uncertainty import FURTHER, TABLES, assess, cells, headings, table_rows
 
     results: dict[str, Any] = {}
     for folder in folders:
@@ -85,7 +86,7 @@ def uncertainty(
     if as_json:
         typer.echo(json.dumps(results))
         return
-    for title, columns in TABLES.items():
+    for title, columns in (TABLES | FURTHER).items():
         table = Table("run", "model", title=title)
         for heading in headings(columns):
             table.add_column(heading, justify="right")

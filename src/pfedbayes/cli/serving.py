@@ -15,8 +15,9 @@ WhichModel = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="The client's model of the federation (joined) or the one that it trained alone (alone). Default: the one "
-        "that cross-validation found to be better.",
+        help="personal (or joined): the client's model of the federation; gated: the same, with the shared model for "
+        "labels that the client has no rows of; alone: the one that it trained alone; shared. Default: alone if "
+        "cross-validation found it to be better, else gated if the client lacks labels, else personal.",
     ),
 ]
 
@@ -50,6 +51,12 @@ def predict(
         str | None, typer.Option(help="For survival: the times whose probabilities are predicted, such as 365,730.")
     ] = None,
     samples: Annotated[int, typer.Option(min=1, max=MOST_DRAWS, help="Weight draws averaged in a prediction.")] = 100,
+    others: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of the new rows with labels that the client has no rows of. Default: estimated from the rows."
+        ),
+    ] = None,
     device: Device = "auto",
     trust_module: TrustModule = False,
     as_json: Annotated[
@@ -71,7 +78,7 @@ def predict(
     from pfedbayes.serving.times import parse_times
 
     predictor = open_client(source, client, shared, device, trust_module, model).predictor(
-        Options(samples, coverage, error, abstain_at, parse_times(at))
+        Options(samples, coverage, error, abstain_at, parse_times(at), others)
     )
     outcome = predict_file(predictor, rows, out)
     abstained = "" if outcome.abstained is None else f"; it abstains on {outcome.abstained:,} of them"

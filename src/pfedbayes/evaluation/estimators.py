@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 Which = Literal["personal", "shared"]
-Served = Literal["personal", "shared", "alone"]  # what predicts: also the model that a client has trained alone
+# What predicts: also the model that a client has trained alone, and the personal model gated by the shared one.
+Served = Literal["personal", "shared", "alone", "gated"]
 EvaluationSplit = Literal["test", "validation"]
 Sampling = Literal["weights", "pairs", "activations"]
 MODELS: tuple[Which, ...] = ("personal", "shared")

@@ -12,7 +12,7 @@ from pfedbayes.report.page import Table
 from pfedbayes.report.tables import Estimate
 from pfedbayes.runs.folder import Run
 
-TITLE = {"personal": "Personal models", "shared": "Shared model"}
+TITLE = {"personal": "Personal models", "shared": "Shared model", "gated": "Personal models, gated by the shared model"}
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _SORT_ABOVE = 20  # a table of more clients is sorted, the worst first
 _MOST_ROWS = 200  # clients that a table lists
@@ -36,7 +36,7 @@ def headline_table(run: Run, names: Sequence[str]) -> Table:
                 *([("all rows together", _cells(pooled, names))] if (pooled := tables.pooled(run, row.model)) else []),
             ],
         )
-        for row in tables.headline(run)
+        for row in (*tables.headline(run), *filter(None, [tables.gated(run)]))
     ]
     return Table(f"Prediction: {by}", [_head(name) for name in names], blocks)
 

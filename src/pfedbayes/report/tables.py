@@ -358,9 +358,18 @@ def _gaps(bins: Reliability) -> Floats:
     return share * (confidence[filled] - accuracy[filled])
 
 
+def gated(run: Run) -> Row | None:
+    """Return the scores of the gated predictions; None if the run has none."""
+    log = run.summary.gated if run.summary and evaluated(run) else {}
+    return _row_of("gated", str(run.summary and run.summary.estimator), log, sizes(run, final(run))) if log else None
+
+
 def _row(run: Run, model: str, estimator: str) -> Row:
     record = final(run)
-    log, weights = record.scores(model)[estimator], sizes(run, record)
+    return _row_of(model, estimator, record.scores(model)[estimator], sizes(run, record))
+
+
+def _row_of(model: str, estimator: str, log: dict[str, list[list[float | None]]], weights: Floats) -> Row:
     values = {name: numbers(logged) for name, logged in log.items() if metric(name).score}
     return Row(
         model=model,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,21 @@ from pfedbayes.files.reading import parse_json, reading
 from pfedbayes.files.tensors import open_tensors, tensor_bytes
 from pfedbayes.files.typed import from_json, to_json
 from pfedbayes.runs.experiment import Experiment, copies_of_run, fit_net
+from pfedbayes.runs.references import DISTANCES, read_inputs, read_scores, reference_tensors
 from pfedbayes.runs.schema import FORMAT, UNCHECKED_FORMAT
 from pfedbayes.runs.sections import NetConfig
-from pfedbayes.trust.calibration import Fold, Scores, concatenate, score_clients
+from pfedbayes.trust import gate
+from pfedbayes.trust.calibration import (
+    Fold,
+    Scores,
+    concatenate,
+    concatenate_summaries,
+    predict_held_out,
+    score_clients,
+    score_gated,
+)
+from pfedbayes.trust.gate import Gate, Summaries
+from pfedbayes.trust.strangeness import Inputs
 
 
 @dataclass(frozen=True)
@@ -48,6 +61,14 @@ class CalibrationRecord:
     """The number of folds whose left-out rows were scored; 0 for validation rows."""
     alone: int | None = None
     """The federation of the run in which clients trained alone; None if there is none."""
+    gates: tuple[Gate, ...] = ()
+    """How the shared model gates the predictions of each client; none if there is nothing to gate."""
+    gated: tuple[Summaries, ...] = ()
+    """By client, the gated predictions of its validation data."""
+    inputs: tuple[Inputs, ...] = ()
+    """By client, a Gaussian of its training inputs; none in files of early versions."""
+    strange: dict[Served, list[Tensor]] = field(default_factory=dict)
+    """By model and client, the scores (n, 2) that its strangeness needs, see `trust.strangeness`."""
 
     @property
     def task_shape(self) -> TaskShape:
@@ -90,6 +111,10 @@ def calibration_bytes(federation: Federation, experiment: Experiment, rounds: in
     for which, of_model in models.items():
         scores = concatenate(list(score_clients(federation, _model_of(federation, which), of_model)))
         tensors |= {f"{which}.{name}": values.contiguous() for name, values in scores._asdict().items()}
+    bases = {which: (_model_of(federation, which), of_model) for which, of_model in models.items()}
+    tensors |= reference_tensors(federation, bases, folds)
+    if gate.applies(federation):
+        tensors |= _fitted_gates(federation, folds)
     net = fit_net(experiment.net, shards, experiment.method)
     about = _About(
         format=FORMAT,
@@ -105,11 +130,30 @@ def calibration_bytes(federation: Federation, experiment: Experiment, rounds: in
     return tensor_bytes(tensors, {"run": json.dumps(to_json(about))})
 
 
+def _fitted_gates(federation: Federation, folds: Sequence[Fold]) -> dict[str, Tensor]:
+    """Fit the gates of all clients, and return them with the gated predictions of the held-out rows."""
+    rows = predict_held_out(federation, folds)
+    gates = gate.fit(gate.gates(federation.data), rows)
+    every = [score_gated(fitted, rows.get(i, [])) for i, fitted in enumerate(gates)]
+    of_all = concatenate_summaries(every)
+    return gate_tensors(gates) | {f"gated.{name}": values for name, values in of_all._asdict().items()}
+
+
+def gate_tensors(gates: Sequence[Gate]) -> dict[str, Tensor]:
+    """Return the tensors of a file with gates, which have one bias in common."""
+    return {
+        "gate.own": torch.stack([each.own for each in gates]),
+        "gate.usual": torch.tensor([each.usual for each in gates], dtype=torch.float64),
+        "gate.bias": gates[0].bias,
+        "gate.weight": torch.tensor([each.weight for each in gates], dtype=torch.float64),
+    }
+
+
 def _model_of(federation: Federation, which: Served) -> Which:
     """Return the model of a federation that predicts for a client; alone it is the shared one of a client's own."""
-    if which == "alone":
-        return "personal" if federation.method.about.personal else "shared"
-    return which
+    if which == "shared" or (which == "alone" and not federation.method.about.personal):
+        return "shared"
+    return "personal"
 
 
 def read_calibration(folder: Path) -> CalibrationRecord:
@@ -131,13 +175,32 @@ def read_calibration(folder: Path) -> CalibrationRecord:
                 fields = [_split(tensors, f"{which}.{name}", sizes) for name in Scores._fields]
                 scores[which] = [Scores(*parts) for parts in zip(*fields, strict=True)]
         net = NetConfig.from_section(about.net)
+        gates: tuple[Gate, ...] = ()
+        gated: tuple[Summaries, ...] = ()
+        of_all = gate.NO_SUMMARIES
+        if "gate.own" in tensors:
+            gates = read_gates(tensors, len(about.names), len(preprocessing.target.classes or ()))
+            of_all = read_summaries(tensors, "gated")
+            if len(of_all.true) != sum(sizes):
+                raise ValueError("the scores of gated predictions do not fit")
+            gated = tuple(
+                Summaries(*parts)
+                for parts in zip(*(torch.split_with_sizes(values, sizes) for values in of_all), strict=True)
+            )
+        inputs = read_inputs(tensors, len(about.names), math.prod(preprocessing.shape))
+        strange: dict[Served, list[Tensor]] = {}
+        for which in (*scores, *(("gated",) if gates else ())) if inputs else ():
+            # The gate's own evidence is the score of gated predictions.
+            by_model = -of_all.evidence if which == "gated" else read_scores(tensors, f"strange.{which}", sum(sizes))
+            both = torch.stack([by_model, read_scores(tensors, DISTANCES, sum(sizes))], dim=1)
+            strange[which] = list(torch.split_with_sizes(both, sizes))
         if about.num_targets < 1:
             raise ValueError(f"num_targets is {about.num_targets}")
         if about.folds < 0 or (about.alone or 0) < 0:
             raise ValueError(f"folds is {about.folds} and alone is {about.alone}")
     return CalibrationRecord(
         tuple(about.names), preprocessing, about.num_targets, net, about.chose_round, scores, about.rounds,
-        about.folds, about.alone,
+        about.folds, about.alone, gates, gated, inputs, strange,
     )  # fmt: skip
 
 
@@ -148,6 +211,40 @@ def _sizes(tensors: dict[str, Tensor], clients: int) -> list[int]:
         raise ValueError("the number of scores of each client is wrong")
     counts: list[int] = sizes.tolist()
     return counts
+
+
+def read_gates(tensors: dict[str, Tensor], clients: int, classes: int) -> tuple[Gate, ...]:
+    """Return the gates of the clients in a file."""
+    expected = {
+        "own": (torch.bool, (clients, classes)),
+        "usual": (torch.float64, (clients,)),
+        "bias": (torch.float32, (classes,)),
+        "weight": (torch.float64, (clients,)),
+    }
+    found = {name: tensors.get(f"gate.{name}") for name in expected}
+    known = {name: values for name, values in found.items() if values is not None}
+    if not classes or any(
+        name not in known or (known[name].dtype, tuple(known[name].shape)) != kind for name, kind in expected.items()
+    ):
+        raise ValueError("its gates are missing or have another shape or type")
+    shares = torch.cat([known["usual"], known["weight"]])
+    if not bool(((shares >= 0) & (shares <= 1)).all()) or not bool(known["bias"].isfinite().all()):
+        raise ValueError("its gates hold numbers that they cannot have")
+    numbers = zip(known["own"], known["usual"].tolist(), known["weight"].tolist(), strict=True)
+    return tuple(Gate(own, usual, known["bias"], weight) for own, usual, weight in numbers)
+
+
+def read_summaries(tensors: dict[str, Tensor], prefix: str) -> Summaries:
+    """Return the summaries of gated predictions in a file."""
+    found = Summaries(*(tensors.get(f"{prefix}.{name}", torch.empty(0, 0)) for name in Summaries._fields))
+    kinds = [(values.dtype, values.shape) for values in found]
+    shape = torch.Size([found.lacking.numel()])
+    if kinds != [*[(torch.float32, shape)] * 4, (torch.bool, shape)]:
+        raise ValueError(f"the scores {prefix} are missing or have another shape or type")
+    chances = torch.stack([found.true, found.top, found.other])
+    if bool(found.evidence.isnan().any()) or not bool(((chances >= 0) & (chances <= 1 + 1e-5)).all()):
+        raise ValueError(f"the scores {prefix} are not numbers that they can be")
+    return found
 
 
 def _split(tensors: dict[str, Tensor], name: str, sizes: list[int]) -> Sequence[Tensor]:

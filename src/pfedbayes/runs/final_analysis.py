@@ -30,6 +30,7 @@ from pfedbayes.maths.metrics import (
 )
 from pfedbayes.methods.base import weights_posterior
 from pfedbayes.runs.description import scored_clients
+from pfedbayes.runs.gated_scores import gated_scores
 from pfedbayes.runs.schema import (
     Answer,
     ClientFacts,
@@ -69,7 +70,8 @@ class _Pooled(NamedTuple):
 def analyse_final_models(federation: FederatedModels, evaluation: Evaluation) -> FinalAnalysis:
     """Compute what is computed for the final models only, with the headline estimator."""
     likelihood = federation.model.likelihood
-    clients = _client_facts(federation, scored_clients(federation, evaluation))
+    scored = scored_clients(federation, evaluation)
+    clients = _client_facts(federation, scored)
     gists = _pooled_gists(federation, evaluation) if likelihood.pooled_metrics else {}
     scores = {which: _pooled_scores(likelihood, of_seeds) for which, of_seeds in gists.items()}
     if likelihood.task != "classification":
@@ -101,7 +103,8 @@ def analyse_final_models(federation: FederatedModels, evaluation: Evaluation) ->
         )
         curves[which] = _risk_coverage(*(torch.cat(parts) for parts in zip(*pooled, strict=True))) if pooled else None
     examples = _examples(data.shards, getattr(data.shards, split), predicted)
-    return FinalAnalysis(diagrams, curves, clients, examples, scores)
+    gated = gated_scores(federation, evaluation, scored)
+    return FinalAnalysis(diagrams, curves, clients, examples, scores, gated=gated)
 
 
 def _pooled_gists(federation: FederatedModels, evaluation: Evaluation) -> dict[str, list[_Pooled]]:

@@ -257,6 +257,8 @@ class FinalAnalysis:
     """By model and metric, scores over the rows of all clients together, mean over seeds; None if undefined."""
     survival: SurvivalCurves | None = field(default=None, metadata=OMIT_NONE)
     """None unless times to an event are predicted."""
+    gated: dict[str, list[list[float | None]]] = field(default_factory=dict)
+    """By metric, the scores [seed][client] of the gated predictions on the clients' own data; empty without a gate."""
 
 
 @dataclass(frozen=True)

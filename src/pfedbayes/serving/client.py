@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,8 +26,10 @@ from pfedbayes.maths.metrics import confidence, decompose_uncertainty, log_avera
 from pfedbayes.runs.sections import NetConfig
 from pfedbayes.serving import times
 from pfedbayes.serving.tables import open_table
-from pfedbayes.trust import conformal
-from pfedbayes.trust.calibration import DELTA, DRAWS, Guarantees, Scores, guarantee
+from pfedbayes.trust import conformal, gate
+from pfedbayes.trust.calibration import DELTA, DRAWS, Guarantees, Scores, guarantee, scores_at
+from pfedbayes.trust.gate import Gate, Summaries
+from pfedbayes.trust.strangeness import Reference, model_scores
 
 OUTPUTS_AT_ONCE = 1 << 24  # numbers, over all draws, that are computed in one pass
 DEFAULT_ERROR = 0.05
@@ -46,6 +48,27 @@ class Options(NamedTuple):
     """Abstain below this probability of the label, or above this standard deviation, instead of by `error`."""
     at: tuple[float, ...] = ()
     """For survival, the times whose probabilities to survive are predicted. Default: three quarter points."""
+    others: float | None = None
+    """Share of the new rows whose labels the client has no rows of, for gated predictions; None to estimate it from the
+    rows that are predicted together."""
+
+
+class Gated(NamedTuple):
+    """What gated predictions need besides the personal model, see `trust.gate`."""
+
+    gate: Gate
+    outputs: Callable[[int], OutputFunction]
+    """Returns the output function of the shared model for a number of weight draws."""
+    weights: Weights | None
+    """Posterior over the weights of the shared model; None if it is more than the weights of a network."""
+    own: Summaries
+    """Gated predictions of the client's validation data."""
+    of_all: Summaries
+    """Those of all clients, each with its own gate."""
+
+    def usual_share(self) -> float:
+        """Return the share of other labels that is estimated for the client's validation data."""
+        return gate.share_of_others(self.own.evidence, self.gate.usual)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +78,8 @@ class Client:
     name: str | None
     """The client; None for the shared model without a client."""
     which: Served
-    """The client's model of the federation, the one that it has trained alone, or the shared one."""
+    """The client's model of the federation, the same gated by the shared model, the one that it has trained alone, or
+    the shared one."""
     preprocessing: Preprocessing
     """How inputs and targets are encoded."""
     likelihood: Likelihood
@@ -72,18 +96,25 @@ class Client:
     """Posterior over the weights; None if the model is more than the weights of a network."""
     net: NetConfig
     """The network."""
+    gated: Gated | None = None
+    """The shared model, if predictions are gated."""
+    reference: Reference | None = None
+    """What the strangeness of new rows needs; None for a client that was not in the run and for early files."""
 
     @property
     def title(self) -> str:
         """The name of the model for messages."""
         if self.which == "shared":
             return "the shared model" + (f" for {self.name}" if self.name else "")
+        if self.which == "gated":
+            return f"the model of {self.name}, gated by the shared model"
         return f"the model that {self.name} trained alone" if self.which == "alone" else f"the model of {self.name}"
 
     @property
     def is_stochastic(self) -> bool:
         """Whether predictions average over weight draws."""
-        return self.weights is not None and self.weights.deviation is not None
+        models = (self.weights, self.gated and self.gated.weights)
+        return any(weights is not None and weights.deviation is not None for weights in models)
 
     def predict(self, rows: str | Path | Mapping[str, Any], **options: Any) -> dict[str, Any]:
         """Return the columns of `rows` and those of the prediction, see `Predictor`.
@@ -117,16 +148,28 @@ class Client:
             raise UserError(
                 f"--abstain-at is {options.abstain_at}: give a probability, or for numbers a standard deviation"
             )
+        if options.others is not None and not 0 <= options.others <= 1:
+            raise UserError(f"--others is {options.others}: give a share between 0 and 1, e.g. 0.1")
+        shared = self.gated and self.gated.outputs(options.samples)
+        return Predictor(self, options, self.guarantees(options), self.outputs(options.samples), shared)
+
+    def guarantees(self, options: Options, share: float | None = None) -> Guarantees:
+        """Calibrate the client; gated predictions for a share of other labels, or that of the calibration rows."""
         error = options.error
-        if error is None and options.abstain_at is None and not regression:
+        if error is None and options.abstain_at is None and self.likelihood.predicts == "labels":
             error = DEFAULT_ERROR
-        guarantees = guarantee(self.own, self.of_all, options.coverage, error)
-        return Predictor(self, options, guarantees, self.outputs(options.samples))
+        own, of_all = self.own, self.of_all
+        if self.gated is not None and (share := options.others if share is None else share) is not None:
+            own, of_all = (scores_at(rows, share) for rows in (self.gated.own, self.gated.of_all))
+        return guarantee(own, of_all, options.coverage, error)
 
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
     """A calibrated client with fixed options.
+
+    Columns for all: strangeness, the share of the client's held-out rows that look less strange, see
+    `trust.strangeness`.
 
     Columns for labels: label, p_CLASS, entropy = aleatoric + epistemic (nats), abstain, conformal_set (classes joined
     by |). Columns for numbers, in the units of the target: mean, deviation with deviation^2 = aleatoric^2 +
@@ -138,6 +181,8 @@ class Predictor:
     options: Options
     guarantees: Guarantees
     outputs: OutputFunction
+    shared: OutputFunction | None = None
+    """The output function of the shared model, if predictions are gated."""
 
     def predict(self, source: str | Path | Mapping[str, Any], familiarity: Familiarity) -> Iterator[dict[str, Any]]:
         """Yield the rows of a table and their predictions, chunk by chunk.
@@ -156,19 +201,55 @@ class Predictor:
         target = self.client.preprocessing.target
         width = self.options.samples * len(target.classes or (0,))
         make = {"labels": self._labels, "numbers": self._numbers, "times": self._times}[self.client.likelihood.predicts]
-        parts = [make(self.outputs(part).cpu()) for part in torch.split(x, max(1, OUTPUTS_AT_ONCE // width))]
+        passes = torch.split(x, max(1, OUTPUTS_AT_ONCE // width))
+        if self.shared is not None:
+            return self._gated(passes)
+        parts = []
+        for part in passes:
+            outputs = self.outputs(part).cpu()
+            by_model = model_scores(self.client.likelihood, outputs)
+            parts.append(make(outputs) | self._strangeness(by_model, part))
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
+    def _gated(self, passes: Sequence[Tensor]) -> dict[str, NDArray[Any]]:
+        """Return the gated predictions for inputs in passes, with the share of other labels among all of them."""
+        likelihood, gated, shared = self.client.likelihood, self.client.gated, self.shared
+        assert is_of_labels(likelihood)  # noqa: S101, checked by `columns`
+        assert gated is not None  # noqa: S101
+        assert shared is not None  # noqa: S101
+        share = self.options.others
+        if share is None:
+            averages = torch.cat([log_average(likelihood.logits(shared(x).cpu())) for x in passes])
+            share = gate.share_of_others(gate.parts(averages, averages, gated.gate).evidence, gated.gate.usual)
+        guarantees, found = self.client.guarantees(self.options, share), []
+        for x in passes:
+            draws = [likelihood.logits(outputs(x).cpu()) for outputs in (self.outputs, shared)]
+            personal, of_all = (log_average(logits) for logits in draws)
+            log_probs = gate.gated(personal, of_all, gated.gate, share)
+            # A model without draws is paired with every draw of the other.
+            single = gate.gated(draws[0].log_softmax(-1), draws[1].log_softmax(-1), gated.gate, share)
+            evidence = gate.parts(personal, of_all, gated.gate).evidence
+            columns = self._columns(log_probs, single, guarantees)
+            found.append(columns | self._strangeness(-evidence, x))
+        return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+
+    def _strangeness(self, by_model: Tensor, x: Tensor) -> dict[str, NDArray[Any]]:
+        reference = self.client.reference
+        return {} if reference is None else {"strangeness": reference.of(by_model, x.cpu()).numpy()}
+
     def _labels(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
-        classes = self.client.preprocessing.target.classes or ()
         assert is_of_labels(self.client.likelihood)  # noqa: S101, checked by `columns`
         outputs = self.client.likelihood.logits(outputs)
-        log_probs = log_average(outputs)
+        return self._columns(log_average(outputs), outputs, self.guarantees)
+
+    def _columns(self, log_probs: Tensor, outputs: Tensor, guarantees: Guarantees) -> dict[str, NDArray[Any]]:
+        """Return the columns of averaged log-probabilities (n, C) and the logits (K, n, C) of single draws."""
+        classes = self.client.preprocessing.target.classes or ()
         uncertainty = decompose_uncertainty(outputs, log_probs)
         probs = log_probs.exp().numpy()
-        within = conformal.label_sets(conformal.label_scores(log_probs), self.guarantees.sets).numpy()
-        if self.guarantees.rule is not None:
-            abstain = ~self.guarantees.rule.answers(confidence(log_probs)).numpy()
+        within = conformal.label_sets(conformal.label_scores(log_probs), guarantees.sets).numpy()
+        if guarantees.rule is not None:
+            abstain = ~guarantees.rule.answers(confidence(log_probs)).numpy()
         else:
             abstain = probs.max(-1) < self.options.abstain_at
         return {
@@ -223,6 +304,11 @@ class Predictor:
         if self.client.is_stochastic and self.options.samples != DRAWS:
             sentences.append(
                 f"calibrated with {DRAWS} draws but predicted with {self.options.samples}, so it holds only roughly"
+            )
+        if self.client.gated is not None and self.options.others is None:
+            sentences.append(
+                "the share of labels that the client has no rows of is estimated from the rows that are predicted "
+                "together, so this holds approximately (--others gives a share)"
             )
         return [*sentences, *self.client.notes, "all of this for new rows from the same source as the calibration rows"]
 

@@ -22,6 +22,7 @@ from pfedbayes.nets import Pixels
 from pfedbayes.serving.client import Client, Options
 from pfedbayes.serving.portable import client_bytes
 from pfedbayes.serving.tables import require_folder
+from pfedbayes.trust.gate import gated
 
 FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch": ".pt2"}
 
@@ -40,6 +41,9 @@ class MeanNetwork(nn.Module):
                 f"{client.title} is more than the weights of a network: predict with the run folder instead"
             )
         self.module = client.weights.model.net.module(client.weights.mean).float()
+        self.gated, self.shared = client.gated, None
+        if client.gated is not None and client.gated.weights is not None:
+            self.shared = client.gated.weights.model.net.module(client.gated.weights.mean).float()
         self.pixels: Pixels | None = client.weights.model.pixels if client.preprocessing.image else None
         self.target = client.preprocessing.target
         self.likelihood = client.likelihood
@@ -50,6 +54,9 @@ class MeanNetwork(nn.Module):
             x = x / 255 if self.pixels == "unit" else x * (2 / 255) - 1
         outputs: Tensor = self.module(x)
         predicted = self.likelihood.point(outputs)
+        if self.shared is not None and self.gated is not None:
+            shared = self.likelihood.point(self.shared(x))
+            predicted = gated(predicted.log(), shared.log(), self.gated.gate).exp()
         return predicted if self.target.classes is not None else predicted * self.target.deviation + self.target.mean
 
 

@@ -22,18 +22,21 @@ from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.personalisation import personalise, start_alone
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.posterior import TrainedModel, trained_model
+from pfedbayes.maths.metrics import log_average
 from pfedbayes.nets import Batch
-from pfedbayes.runs.calibration import read_calibration
+from pfedbayes.runs.calibration import CalibrationRecord, read_calibration
 from pfedbayes.runs.copies import left_out
 from pfedbayes.runs.folder import Run
 from pfedbayes.runs.joining import losses_of
 from pfedbayes.runs.sections import MOST_FOLDS
-from pfedbayes.serving.client import Client
+from pfedbayes.serving.client import Client, Gated
 from pfedbayes.serving.open import out_of_fold
 from pfedbayes.serving.saved_models import saved_models
-from pfedbayes.trust.calibration import DRAWS, NO_SCORES, Fold, Scores, score
+from pfedbayes.trust import gate
+from pfedbayes.trust.calibration import DRAWS, NO_SCORES, Fold, Scores, score, score_gated, scores_at
 from pfedbayes.trust.certificate import Certificate, certify_newcomer
 from pfedbayes.trust.joining import PairedLosses, Verdict, judge
+from pfedbayes.trust.strangeness import Reference, fit_inputs, held_out_distances, model_scores
 
 STEPS = 200
 FOLDS = 5
@@ -149,6 +152,7 @@ def join(
             f"{run} has no distribution over models to start from: a newcomer needs a run of pfedbayes or hierarchical"
         )
     saved = saved_models(run, record, device, trust_module)
+    of_run = saved.trained_model("shared", 0)
     prior = saved.shared_prior()
     shards = _newcomer(record.preprocessing, data, name, hold_out)
     sets = _sets(shards, 0 if hold_out else folds, opened)
@@ -159,7 +163,7 @@ def join(
         training = dataclasses.replace(opened.experiment.training, rounds=_rounds(opened))
         trained_alone = start_alone(prior, shards, training, record.net.init, sets)
         alone = _Models(trained_alone, _folds(trained_alone, sets))
-    evidence = _compare(name, own, saved.trained_model("shared", 0), alone)
+    evidence = _compare(name, own, of_run, alone)
     worse = evidence.joining is not None and evidence.joining.conclusion == "worse"
     use = model or ("alone" if worse else "joined")
     known = _training_data(opened) if certify else None
@@ -172,17 +176,20 @@ def join(
         without = str(error)
     used = own if alone is None or use == "joined" else alone
     final = used.final
+    gated = _gated(own, of_run, record) if used is own else None
     client = Client(
         name=name,
-        which="alone" if used is alone else "personal",
+        which="alone" if used is alone else "personal" if gated is None else "gated",
         preprocessing=record.preprocessing,
         likelihood=joined.model.likelihood,
         outputs=final.outputs,
-        own=used.scores,
+        own=used.scores if gated is None else scores_at(gated.own, gated.usual_share()),
         of_all=NO_SCORES,
         notes=(out_of_fold(len(sets)),) if sets else (),
         weights=final.weights,
         net=record.net,
+        gated=gated,
+        reference=_reference(used, gated),
     )
     return Joined(
         client=client,
@@ -249,6 +256,31 @@ class _Models:
     def scores(self) -> Scores:
         """The calibration scores of these rows."""
         return score(self.federation.model.likelihood, self.outputs, self.batch.y) if self.folds else NO_SCORES
+
+
+def _gated(own: _Models, of_run: TrainedModel, record: CalibrationRecord) -> Gated | None:
+    """Return what gates the newcomer's model by the shared one; None without classes that it lacks, or without rows."""
+    likelihood = own.federation.model.likelihood
+    if likelihood.task != "classification" or not own.folds:
+        return None
+    plain = gate.gates(own.federation.data)[0]
+    if gate.is_open(plain):
+        return None
+    personal, shared = (log_average(outputs).cpu() for outputs in (own.outputs, of_run.outputs(DRAWS)(own.batch.x)))
+    rows = gate.HeldOut(personal, shared, own.batch.y.cpu())
+    fitted = gate.of_newcomer(plain.own, record.gates, rows)
+    return Gated(fitted, of_run.outputs, of_run.weights, score_gated(fitted, [(fitted, rows)]), gate.NO_SUMMARIES)
+
+
+def _reference(used: _Models, gated: Gated | None) -> Reference | None:
+    """Return what the strangeness of new rows needs; None without rows that the models were not trained on."""
+    if not used.folds:
+        return None
+    shards, likelihood = used.federation.shards, used.federation.model.likelihood
+    by_model = model_scores(likelihood, used.outputs).cpu() if gated is None else -gated.own.evidence
+    (far,) = held_out_distances(used.federation, used.folds)
+    both = torch.stack([by_model, far.to(by_model)], dim=1).float()
+    return Reference(fit_inputs(shards.x[shards.train[0]]), both)
 
 
 class _Evidence(NamedTuple):

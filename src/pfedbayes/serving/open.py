@@ -13,14 +13,25 @@ from pfedbayes.files.reading import reading
 from pfedbayes.methods.base import Method, adapts
 from pfedbayes.runs import read_run, saving
 from pfedbayes.runs.calibration import CalibrationRecord, read_calibration
-from pfedbayes.serving.client import Client
+from pfedbayes.serving.client import Client, Gated
 from pfedbayes.serving.portable import read_client
 from pfedbayes.serving.saved_models import saved_models
-from pfedbayes.trust.calibration import NO_SCORES, concatenate
+from pfedbayes.trust.calibration import NO_SCORES, concatenate, concatenate_summaries, scores_at
+from pfedbayes.trust.gate import is_open
 from pfedbayes.trust.joining import Verdict
+from pfedbayes.trust.strangeness import Reference
 
 NEWCOMERS = "newcomers"  # the subfolder of a run with the clients that joined later
 SUFFIX = ".safetensors"
+# The models that a user can name.
+MODELS: dict[str, Served] = {
+    "personal": "personal",
+    "joined": "personal",
+    "alone": "alone",
+    "shared": "shared",
+    "gated": "gated",
+}
+Models = Callable[[int], TrainedModel]
 LONGEST_NAME = 200  # bytes of a client's name in a file name; most file systems allow 255 in all
 
 
@@ -34,16 +45,19 @@ def open_client(
 ) -> Client:
     """Return a client of a run folder, one that joined the run later (`join`), or one in a file (`export`).
 
-    name: the client; optional for the shared model and for a file. shared: return the shared model instead of the
-    client's own. If the run has several seeds, the models are those of the first. trust_module: whether to import the
-    code that a file or folder names for its network; else it is refused. model: the client's model of the federation
-    ("joined") or the one that it has trained alone; default: the one that cross-validation has found to be better.
+    name: the client; optional for the shared model and for a file. shared: the same as model="shared". If the run has
+    several seeds, the models are those of the first. trust_module: whether to import the code that a file or folder
+    names for its network; else it is refused. model: "personal" (or "joined") is the client's model of the federation,
+    "gated" the same with the shared model for labels that the client has no rows of, "alone" the one that it has
+    trained alone, "shared" the shared one. Default: "alone" if cross-validation has found it to be better than the
+    personal one, else "gated" if the client lacks labels that others have, else "personal".
     """
     source = Path(source)
-    if shared and model is not None:
+    if shared and model not in (None, "shared"):
         raise UserError(f"--shared and --model {model} exclude each other: leave one of them out")
-    if model not in (None, "joined", "alone"):
-        raise UserError(f"there is no model {model!r}: choose joined or alone")
+    if model not in (None, *MODELS):
+        raise UserError(f"there is no model {model!r}: choose {', '.join(MODELS)}")
+    wanted, shared = MODELS.get(str(model)), shared or model == "shared"
     with reading(source, "give a run folder, or the exported file of a client"):
         is_file = source.is_file()
     if is_file:
@@ -52,7 +66,7 @@ def open_client(
             raise UserError(f"{source} holds {client.title}: leave --shared out, or give the run folder")
         if name is not None and client.name not in (None, name):
             raise UserError(f"{source} is of {client.name!r} and not of {name!r}: correct --client")
-        if model is not None and (client.which == "alone") != (model == "alone"):
+        if wanted not in (None, client.which):
             raise UserError(f"{source} holds {client.title}: leave --model out, or give the run folder")
         return client
     record = read_calibration(source)
@@ -61,6 +75,8 @@ def open_client(
         newcomer = read_client(joined[name], device, trust_module)
         if newcomer.name != name:
             raise UserError(f"{joined[name]} is of {newcomer.name!r}: give the file the name of its client")
+        if wanted not in (None, newcomer.which):
+            raise UserError(f"{joined[name]} holds {newcomer.title}: leave --model out")
         return newcomer
     if name is not None and name not in record.names and not shared:
         known = [*record.names[:20], *(["…"] if len(record.names) > 20 else []), *joined]
@@ -71,9 +87,10 @@ def open_client(
     if name is None and not shared:
         raise UserError(f"no client is given: add --client with one of {', '.join(record.names[:20])}, or --shared")
     if shared:
-        return _client(_models(source, record, "shared", device, trust_module), record, name, "shared")
-    which, why = _own_model(record, str(name), model, _verdicts(source))
-    return _client(_models(source, record, which, device, trust_module), record, name, which, why)
+        return _client(_models(source, record, "shared", device, trust_module), None, record, name, "shared")
+    which, why = _own_model(record, str(name), wanted, _verdicts(source))
+    models = _both_models(source, record, which, device, trust_module)
+    return _client(*models, record, name, which, why)
 
 
 def open_all(source: str | Path, device: str = "auto", trust_module: bool = False) -> Iterator[Client]:
@@ -81,10 +98,10 @@ def open_all(source: str | Path, device: str = "auto", trust_module: bool = Fals
     record, verdicts = read_calibration(Path(source)), _verdicts(Path(source))
     chosen = {name: _own_model(record, name, None, verdicts) for name in record.names}
     models = {
-        which: _models(Path(source), record, which, device, trust_module)
+        which: _both_models(Path(source), record, which, device, trust_module)
         for which in dict.fromkeys(which for which, _ in chosen.values())
     }
-    return (_client(models[which], record, name, which, why) for name, (which, why) in chosen.items())
+    return (_client(*models[which], record, name, which, why) for name, (which, why) in chosen.items())
 
 
 def _verdicts(folder: Path) -> dict[str, Verdict]:
@@ -94,16 +111,22 @@ def _verdicts(folder: Path) -> dict[str, Verdict]:
 
 
 def _own_model(
-    record: CalibrationRecord, name: str, model: str | None, verdicts: dict[str, Verdict]
+    record: CalibrationRecord, name: str, wanted: Served | None, verdicts: dict[str, Verdict]
 ) -> tuple[Served, tuple[str, ...]]:
-    """Return which of its own models a client predicts with, and a note if that is not the joined one."""
-    if model is None:
-        if name not in verdicts or verdicts[name].use == "joined":
-            return "personal", ()
-        return "alone", (f"by cross-validation its own model is the better one ({verdicts[name].sentence()})",)
-    if model == "alone" and "alone" not in record.scores:
+    """Return which of its own models a client predicts with, and a note if it is the one that it has trained alone."""
+    if wanted == "alone" and "alone" not in record.scores:
         raise UserError("the run has no models that clients trained alone: leave --model out")
-    return ("alone" if model == "alone" else "personal"), ()
+    if wanted == "gated" and not record.gates:
+        raise UserError(
+            "the run has no gated predictions: they need classes, a personal and a shared model, and a client that "
+            "lacks a label; leave --model out"
+        )
+    if wanted is not None:
+        return wanted, ()
+    if name in verdicts and verdicts[name].use != "joined":
+        return "alone", (f"by cross-validation its own model is the better one ({verdicts[name].sentence()})",)
+    lacks = bool(record.gates) and not is_open(record.gates[record.names.index(name)])
+    return ("gated" if lacks else "personal"), ()
 
 
 def file_name(client: str, suffix: str, remedy: str) -> str:
@@ -118,9 +141,7 @@ def newcomer_file(run: Path, name: str) -> Path:
     return run / NEWCOMERS / file_name(name, SUFFIX, "choose another name with --client")
 
 
-def _models(
-    folder: Path, record: CalibrationRecord, which: Served, device: str, trust_module: bool
-) -> Callable[[int], TrainedModel]:
+def _models(folder: Path, record: CalibrationRecord, which: Served, device: str, trust_module: bool) -> Models:
     """Return a function from the number of a client to its model, or to the shared one."""
     saved = saved_models(folder, record, device, trust_module)
     if which != "alone":
@@ -140,6 +161,16 @@ def out_of_fold(folds: int) -> str:
     )
 
 
+def _both_models(
+    folder: Path, record: CalibrationRecord, which: Served, device: str, trust_module: bool
+) -> tuple[Models, Models | None]:
+    """Return a client's own models, and the shared one if it gates them."""
+    if which != "gated":
+        return _models(folder, record, which, device, trust_module), None
+    own: Models = _models(folder, record, "personal", device, trust_module)
+    return own, _models(folder, record, "shared", device, trust_module)
+
+
 def _require_model(method: Method, which: Served) -> None:
     if not getattr(method.about, which):
         remedy = "leave --shared out" if which == "shared" else "add --shared"
@@ -147,7 +178,8 @@ def _require_model(method: Method, which: Served) -> None:
 
 
 def _client(
-    models: Callable[[int], TrainedModel],
+    models: Models,
+    shared: Models | None,
     record: CalibrationRecord,
     name: str | None,
     which: Served,
@@ -156,17 +188,26 @@ def _client(
     index = record.names.index(name) if name in record.names else 0
     model = models(index)
     caveats = list(notes)
-    if which not in record.scores:
+    kind: Served = "personal" if which == "gated" else which
+    if kind not in record.scores:
         raise UserError(
             f"the run has no calibration scores for its {which} model: finish it with pfedbayes run --resume"
         )
-    of_all = concatenate(record.scores[which])
+    of_all = concatenate(record.scores[kind])
     if record.folds:
         caveats.append(out_of_fold(record.folds))
     if record.chose_round and len(of_all.odd):
         caveats.append(
             "the calibration rows also chose the round that was kept, so they are not quite new to the models"
         )
+    gated, own = None, record.scores[kind][index] if name in record.names else NO_SCORES
+    if shared is not None:
+        other, of_all_gated = shared(index), concatenate_summaries(record.gated)
+        gated = Gated(record.gates[index], other.outputs, other.weights, record.gated[index], of_all_gated)
+        own, of_all = (scores_at(rows, gated.usual_share()) for rows in gated[-2:])
+    reference = None
+    if name in record.names and which in record.strange:
+        reference = Reference(record.inputs[index], record.strange[which][index])
     if name not in record.names:
         caveats.append("there is no guarantee for a client that was not in the run")
     return Client(
@@ -175,9 +216,11 @@ def _client(
         preprocessing=record.preprocessing,
         likelihood=model.model.likelihood,
         outputs=model.outputs,
-        own=record.scores[which][index] if name in record.names else NO_SCORES,
+        own=own,
         of_all=of_all,
         notes=tuple(caveats),
         weights=model.weights,
         net=record.net,
+        gated=gated,
+        reference=reference,
     )

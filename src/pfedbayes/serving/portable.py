@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,19 @@ from pfedbayes.evaluation.estimators import Served
 from pfedbayes.evaluation.posterior import Weights
 from pfedbayes.files.reading import reading
 from pfedbayes.files.tensors import tensor_bytes
-from pfedbayes.files.typed import from_json, to_json
+from pfedbayes.files.typed import OMIT_NONE, from_json, to_json
 from pfedbayes.maths.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.nets import Model, Net, Pixels, WithNoise
 from pfedbayes.nets.import_path import build_module, is_import_path, refuse_untrusted
 from pfedbayes.nets.layers import describe, rebuild
-from pfedbayes.runs.calibration import read_safetensors
+from pfedbayes.runs.calibration import gate_tensors, read_gates, read_safetensors, read_summaries
 from pfedbayes.runs.outcomes import as_object, of_object, require_width
+from pfedbayes.runs.references import inputs_tensors, read_inputs
 from pfedbayes.runs.schema import FORMAT
 from pfedbayes.runs.sections import NetConfig
-from pfedbayes.serving.client import Client, Options, Predictor
+from pfedbayes.serving.client import Client, Gated, Options, Predictor
 from pfedbayes.trust.calibration import DRAWS, Scores
+from pfedbayes.trust.strangeness import Reference
 
 
 @dataclass(frozen=True)
@@ -58,16 +60,21 @@ class _About:
     notes: list[str]
     likelihood: dict[str, Any] | None = None
     """The distribution of the target and its numbers, see `outcomes.of_object`; None in files of early versions."""
+    shared_seed: int | None = field(default=None, metadata=OMIT_NONE)
+    """The seed of the shared model in the file, which gates the client's; None without one."""
 
 
 def client_bytes(client: Client, options: Options | None = None) -> bytes:
     """Return the content of a client's file: means and deviations (T,) of its weights and its calibration scores.
 
+    If its predictions are gated, the file also holds the shared model, its gate, and what calibrates it.
+
     A JSON object in the metadata field "client" holds the rest. examples/load_export.py reads the file with torch
     alone.
     """
-    weights = client.weights
-    if weights is None:
+    weights, gated = client.weights, client.gated
+    shared = gated and gated.weights
+    if weights is None or (gated is not None and shared is None):
         raise UserError(f"{client.title} is more than the weights of a network: predict with the run folder instead")
     predictor = client.predictor(options or Options())
     module = weights.model.net.module(weights.mean)
@@ -91,15 +98,26 @@ def client_bytes(client: Client, options: Options | None = None) -> bytes:
         thresholds=_thresholds(predictor),
         statements=predictor.statements(),
         notes=list(client.notes),
+        shared_seed=None if shared is None else shared.seed,
     )
     if own_module is not None and not is_import_path(str(own_module.get("name"))):
         raise UserError("the network has layers that are not torch's: name your module by its import path (--net)")
-    tensors = {"mean": weights.mean}
-    if weights.deviation is not None:
-        tensors["deviation"] = weights.deviation
+    tensors = _named(weights, "")
+    if gated is not None and shared is not None:
+        tensors |= {**_named(shared, "shared."), **gate_tensors([gated.gate])}
+        for whose, rows in (("own", gated.own), ("of_all", gated.of_all)):
+            tensors |= {f"gated.{whose}.{name}": values.contiguous() for name, values in rows._asdict().items()}
+    if client.reference is not None:
+        tensors |= inputs_tensors(client.reference.inputs) | {"strange": client.reference.held_out.contiguous()}
     for whose, scores in (("own", client.own), ("of_all", client.of_all)):
         tensors |= {f"{whose}.{name}": values for name, values in scores._asdict().items()}
     return tensor_bytes(tensors, {"client": json.dumps(to_json(about))})
+
+
+def _named(weights: Weights, prefix: str) -> dict[str, Tensor]:
+    """Return the tensors of a model by their names in the file."""
+    tensors = {f"{prefix}mean": weights.mean}
+    return tensors if weights.deviation is None else tensors | {f"{prefix}deviation": weights.deviation}
 
 
 def _thresholds(predictor: Predictor) -> dict[str, Any]:
@@ -150,15 +168,44 @@ def read_client(path: Path, device: str = "auto", trust_module: bool = False) ->
             raise ValueError(f"it holds {mean.numel():,} parameters of {model.net.num_params:,}")
         weights = Weights(model, mean.to(where), None if deviation is None else deviation.to(where), about.seed)
         own, of_all = (_scores(tensors, whose) for whose in ("own", "of_all"))
+        gated = _gated(about, tensors, weights, len(preprocessing.target.classes or ()))
         return Client(
             about.client, about.which, preprocessing, likelihood, weights.outputs, own, of_all,
-            tuple(about.notes), weights, net,
+            tuple(about.notes), weights, net, gated, _reference(tensors, preprocessing),
         )  # fmt: skip
 
 
-def _weights(tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+def _reference(tensors: dict[str, Tensor], preprocessing: Preprocessing) -> Reference | None:
+    """Return what the strangeness of new rows needs; None in files of early versions."""
+    inputs = read_inputs(tensors, 1, math.prod(preprocessing.shape))
+    if not inputs:
+        return None
+    scores = tensors.get("strange", torch.empty(0))
+    if scores.dtype != torch.float32 or scores.shape[1:] != (2,) or not bool(scores.isfinite().all()):
+        raise ValueError("the scores of its strangeness are missing or have another shape or type")
+    return Reference(inputs[0], scores)
+
+
+def _gated(about: _About, tensors: dict[str, Tensor], personal: Weights, classes: int) -> Gated | None:
+    """Return what gates the client's predictions; None if they are not gated."""
+    if (about.which == "gated") != (about.shared_seed is not None):
+        raise ValueError("it holds a part of a gated model")
+    if about.shared_seed is None:
+        return None
+    if not 0 <= about.shared_seed < 2**64:
+        raise ValueError("the seed of the shared model is not a number that it can have")
+    mean, deviation = _weights(tensors, "shared.")
+    if mean.shape != personal.mean.shape or mean.dtype != personal.mean.dtype:
+        raise ValueError("its two models differ in their number or type of parameters")
+    on = personal.mean.device
+    shared = Weights(personal.model, mean.to(on), None if deviation is None else deviation.to(on), about.shared_seed)
+    own, of_all = (read_summaries(tensors, f"gated.{whose}") for whose in ("own", "of_all"))
+    return Gated(read_gates(tensors, 1, classes)[0], shared.outputs, shared, own, of_all)
+
+
+def _weights(tensors: dict[str, Tensor], prefix: str = "") -> tuple[Tensor, Tensor | None]:
     """Return the mean (T,) of the weights and, unless the model is one network, their deviation (T,)."""
-    mean, deviation = tensors.get("mean"), tensors.get("deviation")
+    mean, deviation = tensors.get(f"{prefix}mean"), tensors.get(f"{prefix}deviation")
     if mean is None or mean.dim() != 1:
         raise ValueError("the mean of its weights is missing or has another shape")
     for values in (mean, mean if deviation is None else deviation):

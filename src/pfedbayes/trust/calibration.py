@@ -10,11 +10,12 @@ from torch import Tensor
 
 from pfedbayes.engine.federation import Federation
 from pfedbayes.errors import UserError
-from pfedbayes.evaluation.estimators import Which
+from pfedbayes.evaluation.estimators import MODELS, Which
 from pfedbayes.evaluation.posterior import trained_model
 from pfedbayes.maths.likelihoods import Likelihood, is_of_labels, is_of_numbers, is_of_times
 from pfedbayes.maths.metrics import confidence, log_average, moments
-from pfedbayes.trust import abstention, conformal
+from pfedbayes.trust import abstention, conformal, gate
+from pfedbayes.trust.gate import Gate, HeldOut, Summaries
 
 DRAWS = 100  # weight draws averaged in the predictions that are calibrated
 DELTA = 0.05  # probability with which the guarantee of an abstention rule may fail
@@ -57,6 +58,45 @@ def score_clients(federation: Federation, which: Which, folds: Sequence[Fold]) -
                 batch = federation.batch_of(sets[i])
                 outputs = trained_model(federation, which, i, index).outputs(DRAWS)
                 yield score(federation.model.likelihood, outputs(batch.x), batch.y)
+
+
+def predict_held_out(
+    federation: Federation, folds: Sequence[Fold], samples: int = DRAWS
+) -> dict[int, list[tuple[Gate, HeldOut]]]:
+    """Return by client what its two models predict for its rows, fold by fold, with the gate of the fold."""
+    found: dict[int, list[tuple[Gate, HeldOut]]] = {}
+    for index, sets in folds:
+        gates = gate.gates(federation.data, index)
+        for i, rows in enumerate(sets):
+            own = found.setdefault(i, [])
+            if len(rows):
+                batch = federation.batch_of(rows)
+                personal, shared = (
+                    log_average(trained_model(federation, which, i, index).outputs(samples)(batch.x)).cpu()
+                    for which in MODELS
+                )
+                own.append((gates[i], HeldOut(personal, shared, batch.y.cpu())))
+    return found
+
+
+def score_gated(fitted: Gate, rows: Sequence[tuple[Gate, HeldOut]]) -> Summaries:
+    """Return the summaries of a client's held-out rows. A fold may lack a label of which the client has one row."""
+    every = []
+    for of_fold, held in rows:
+        own = fitted._replace(own=of_fold.own, usual=of_fold.usual)
+        every.append(gate.summaries(gate.parts(held.personal, held.shared, own), held.y, own))
+    return concatenate_summaries(every)
+
+
+def concatenate_summaries(rows: Sequence[Summaries]) -> Summaries:
+    """Return the summaries of all rows as one record."""
+    return Summaries(*(torch.cat(parts) for parts in zip(*rows, strict=True))) if rows else gate.NO_SUMMARIES
+
+
+def scores_at(rows: Summaries, share: float) -> Scores:
+    """Return the scores of gated predictions at a share of other labels."""
+    found = gate.judged(rows, share)
+    return Scores((1 - found.true).float(), found.sure.float(), found.wrong)
 
 
 def concatenate(scores: Sequence[Scores]) -> Scores:

@@ -7,16 +7,15 @@ should be less confident.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pfedbayes.data import Shards, available, load_published
+from pfedbayes.data import Shards
 from pfedbayes.engine.federation import Federation
 from pfedbayes.errors import UserError
-from pfedbayes.evaluation.estimators import Which
+from pfedbayes.evaluation.estimators import MODELS, Served
 from pfedbayes.maths.metrics import (
     accuracy,
     adaptive_ece,
@@ -32,19 +31,14 @@ from pfedbayes.maths.metrics import (
     tempered,
 )
 from pfedbayes.maths.ranking import auroc
-from pfedbayes.trust import abstention, conformal
+from pfedbayes.trust import abstention, conformal, gate
+from pfedbayes.trust.gate import Gate, HeldOut, Parts
+from pfedbayes.trust.shifts import some_rows, strange_inputs, strange_rows
+from pfedbayes.trust.strangeness import distances, fit_inputs, model_scores, strangeness
 
-OTHER_SET = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}
-MAX_STRANGE = 1000  # out-of-distribution examples per kind and client: enough for an AUROC to a percent
-NOISE = 0.5  # standard deviation of the noise, as a share of the range of a pixel or of a feature's own deviation
 ALPHA, TARGET = 0.1, 0.01  # miscoverage of the conformal sets, and error rate of abstention
-NAMES = {
-    "unseen": "test examples of other clients whose labels the client has never trained on",
-    "other": "test images of Fashion-MNIST for MNIST, and of MNIST for Fashion-MNIST",
-    "rotated": "the client's own test images, turned by 90 degrees",
-    "noisy": f"the client's own test data with Gaussian noise, {NOISE:g} of a pixel's range or a feature's deviation",
-}
-
+ALARM = 0.05  # share of own inputs that a threshold on the strangeness may flag
+SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)  # of inputs of unseen labels in a mixture
 # Heading of each metric in tables, with an arrow towards better values, and its decimals.
 FIGURES = {
     "accuracy": ("accuracy %\u00a0↑", 2),
@@ -53,6 +47,7 @@ FIGURES = {
     "ece": ("ECE\u00a0↓", 3),
     "adaptive_ece": ("adaptive ECE\u00a0↓", 3),
     "aurc": ("AURC\u00a0↓", 4),
+    "false_alarms": (f"false alarms\u00a0≤\u00a0{ALARM:g}", 3),
     "auroc_unseen": ("unseen labels\u00a0↑", 3),
     "auroc_other": ("other set\u00a0↑", 3),
     "auroc_rotated": ("rotated\u00a0↑", 3),
@@ -68,6 +63,20 @@ TABLES = {
     "Guarantees: conformal sets and abstention": ("set_coverage", "set_size", "answered", "answered_wrong"),
 }
 
+# Further tables, which earlier measurements do not have.
+FURTHER = {
+    f"Own test data with a strangeness of {1 - ALARM:g} or more": ("false_alarms",),
+} | {
+    f"{title} by the share of inputs of unseen labels, and on the test data of all clients": (
+        *(f"{name}_at_{share:g}" for share in SHARES),
+        f"{name}_all",
+    )
+    for name, title in (("accuracy", "Accuracy in %"), ("nll", "NLL"))
+}
+for _name, _decimals in (("accuracy", 2), ("nll", 3)):
+    FIGURES |= {f"{_name}_at_{share:g}": (f"{share:.0%}", _decimals) for share in SHARES}
+    FIGURES |= {f"{_name}_all": ("all", _decimals)}
+
 Row = dict[str, float]
 
 
@@ -78,6 +87,12 @@ class Answers(NamedTuple):
     """Log-probabilities (n, C)."""
     epistemic: Tensor
     """Epistemic uncertainty (n,) in nats."""
+    gated: tuple[Parts, Gate] | None = None
+    """What a gated prediction consists of."""
+    by_model: Tensor = torch.empty(0)
+    """Score (n,) of the strangeness by the model."""
+    distance: Tensor = torch.empty(0)
+    """Distance (n,) from the client's training inputs."""
 
 
 def assess(
@@ -93,13 +108,13 @@ def assess(
     if not any(len(rows) for rows in shards.test):
         raise UserError("no client of this run has test data: run again with data.test_fraction above 0")
     result: dict[str, dict[str, list[list[Row]]]] = {}
-    inputs = {client: dict(strange_inputs(shards, client, strange or {})) for client in tested(shards)}
-    for which in federation.models():
-        ways: dict[str, list[list[Row]]] = {}
-        for s in range(len(federation.seeds)):
-            for way, rows in _ways(federation, which, s, samples, inputs).items():
-                ways.setdefault(way, []).append(rows)
-        result[which] = ways
+    clients = {client: _Inputs.of(shards, client, strange or {}) for client in tested(shards)}
+    for s in range(len(federation.seeds)):
+        answers = {i: _answers(federation, i, inputs, s, samples) for i, inputs in clients.items()}
+        for which in _models(federation, answers):
+            by_client = {i: {kind: found[which] for kind, found in every.items()} for i, every in answers.items()}
+            for way, rows in _ways(federation, which, by_client, clients).items():
+                result.setdefault(which, {}).setdefault(way, []).append(rows)
     return result
 
 
@@ -108,55 +123,140 @@ def tested(shards: Shards) -> list[int]:
     return [i for i, rows in enumerate(shards.test) if len(rows)]
 
 
+class _Inputs(NamedTuple):
+    """What the models of a client are asked."""
+
+    known: dict[str, tuple[Tensor, Tensor]]
+    """Inputs and labels: "own" and, if there are any, "validation" and "unseen"; "all": test data of all clients."""
+    strange: dict[str, Tensor]
+    """Out-of-distribution inputs by name."""
+
+    @classmethod
+    def of(cls, shards: Shards, client: int, others: dict[str, Tensor]) -> _Inputs:
+        rows = {"own": shards.test[client], "validation": shards.validation[client]}
+        _, rows["unseen"], generator = strange_rows(shards, client)
+        rows["all"] = some_rows(torch.cat(shards.test), generator)
+        known = {name: (shards.x[each], shards.y[each]) for name, each in rows.items() if len(each)}
+        return cls(known, dict(strange_inputs(shards, client, others)))
+
+    def every(self) -> dict[str, Tensor]:
+        """Return all inputs by kind."""
+        return {name: x for name, (x, _) in self.known.items()} | {f"strange {k}": x for k, x in self.strange.items()}
+
+
+def _models(federation: Federation, answers: dict[int, dict[str, dict[Served, Answers]]]) -> list[Served]:
+    """Return the models that are assessed. The first seed's gates are fitted with its first answers."""
+    models: list[Served] = [*federation.models()]
+    if gate.applies(federation):
+        _add_gated(federation, answers)
+        models.append("gated")
+    return models
+
+
+def _answers(
+    federation: Federation, client: int, inputs: _Inputs, s: int, samples: int
+) -> dict[str, dict[Served, Answers]]:
+    """Return what the personal and the shared model say to all inputs of a client, by kind."""
+    draws = samples if federation.method.about.stochastic else None
+    own = fit_inputs(federation.shards.x[federation.shards.train[client]])
+    found: dict[str, dict[Served, Answers]] = {}
+    for kind, x in inputs.every().items():
+        found[kind] = {}
+        for which in federation.models():
+            outputs = federation.predict(which, client, x, draws, s).cpu()
+            by_model = model_scores(federation.model.likelihood, outputs)
+            uncertainty = decompose_uncertainty(outputs).epistemic
+            found[kind][which] = Answers(log_average(outputs), uncertainty, None, by_model, distances(x, own))
+    return found
+
+
+def _add_gated(federation: Federation, answers: dict[int, dict[str, dict[Served, Answers]]]) -> None:
+    """Add the gated predictions, with gates that are fitted to validation data if there are any."""
+    shards, plain = federation.shards, gate.gates(federation.data)
+    held_out: dict[int, list[tuple[Gate, HeldOut]]] = {}
+    for i, every in answers.items():
+        if "validation" in every:
+            personal, shared = (every["validation"][which].log_probs for which in MODELS)
+            held_out[i] = [(plain[i], HeldOut(personal, shared, shards.y[shards.validation[i]]))]
+    gates = gate.fit(plain, held_out)
+    for i, every in answers.items():
+        for found in every.values():
+            ours, theirs = (found[which] for which in MODELS)
+            parts = gate.parts(ours.log_probs, theirs.log_probs, gates[i])
+            share = gate.share_of_others(parts.evidence, gates[i].usual)
+            log_probs = gate.gated(ours.log_probs, theirs.log_probs, gates[i], share)
+            disagreement = ours.epistemic + theirs.epistemic
+            found["gated"] = Answers(log_probs, disagreement, (parts, gates[i]), -parts.evidence, ours.distance)
+
+
 def _ways(
-    federation: Federation, which: Which, s: int, samples: int, inputs: dict[int, dict[str, Tensor]]
+    federation: Federation,
+    which: Served,
+    answers: dict[int, dict[str, Answers]],
+    inputs: dict[int, _Inputs],
 ) -> dict[str, list[Row]]:
     """Return the metrics of each client, raw and, if all clients have validation data, with temperature scaling.
 
     The shared model has one temperature for all clients, a personal model its own.
     """
-    shards = federation.shards
     ways: dict[str, list[Row]] = {}
-    known = {i: _answers(federation, which, i, shards.x[shards.test[i]], s, samples) for i in inputs}
-    strange = {
-        i: {name: _answers(federation, which, i, x, s, samples) for name, x in own.items()} for i, own in inputs.items()
-    }
     held_out = {
-        i: (_answers(federation, which, i, shards.x[shards.validation[i]], s, samples), shards.y[shards.validation[i]])
-        for i in inputs
-        if len(shards.validation[i])
+        i: (answers[i]["validation"], inputs[i].known["validation"][1]) for i in answers if "validation" in answers[i]
     }
-    heats = _temperatures(which, held_out)
+    heats = _temperatures(which, held_out) if which != "gated" else {}
     for way, heat in {"as it is": {}, "scaled": heats}.items():
         if way == "scaled" and len(heats) < len(inputs):
             continue
         # The temperature is fitted to the calibration data, which would void the guarantees.
         sets = {} if heat else _sets(held_out)
         ways[way] = []
-        for i in inputs:
-            y = shards.y[shards.test[i]]
-            answers = _warmed(known[i], heat.get(i))
-            row = _calibration(answers.log_probs, y)
-            for name, others in strange[i].items():
-                row |= _detection(name, answers, _warmed(others, heat.get(i)), federation.method.about.stochastic)
+        for i, every in answers.items():
+            warmed = {kind: _warmed(each, heat.get(i)) for kind, each in every.items()}
+            own, y = warmed["own"], inputs[i].known["own"][1]
+            row = _calibration(own.log_probs, y)
+            for name in inputs[i].strange:
+                others = warmed[f"strange {name}"]
+                row |= _detection(name, own, others, federation.method.about.stochastic, every.get("validation"))
+            row |= _mixtures(warmed, inputs[i].known)
             if i in sets:
-                row |= _guarantees(answers.log_probs, y, *sets[i])
+                row |= _guarantees(own.log_probs, y, *sets[i])
             if heat:
                 row["temperature"] = float(heat[i])
             ways[way].append(row)
     return ways
 
 
-def _answers(federation: Federation, which: Which, client: int, x: Tensor, s: int, samples: int) -> Answers:
-    outputs = federation.predict(which, client, x, samples if federation.method.about.stochastic else None, s).cpu()
-    return Answers(log_average(outputs), decompose_uncertainty(outputs).epistemic)
+def _mixtures(answers: dict[str, Answers], known: dict[str, tuple[Tensor, Tensor]]) -> Row:
+    """Return accuracy and NLL on test data with growing shares of unseen labels, and on those of all clients."""
+    row = {
+        f"{name}_all": float(score(answers["all"].log_probs, known["all"][1]))
+        for name, score in (("accuracy", accuracy), ("nll", nll))
+    }
+    if "unseen" not in known:
+        return row
+    own, unseen = (answers[kind] for kind in ("own", "unseen"))
+    log_probs, sizes = torch.cat([own.log_probs, unseen.log_probs]), (len(own.log_probs), len(unseen.log_probs))
+    y = torch.cat([known[kind][1] for kind in ("own", "unseen")])
+    for share in SHARES:
+        weights = torch.cat([torch.full((n,), part / n) for n, part in zip(sizes, (1 - share, share), strict=True)])
+        mixed = log_probs
+        if own.gated is not None and unseen.gated is not None:  # the share is estimated for each mixture
+            parts, fitted = (
+                Parts(*(torch.cat(each) for each in zip(own.gated[0], unseen.gated[0], strict=True))),
+                own.gated[1],
+            )
+            estimate = gate.share_of_others(parts.evidence, fitted.usual, weights * sum(sizes))
+            mixed = gate.joined(parts, fitted, estimate)
+        row[f"accuracy_at_{share:g}"] = float(100 * (weights * (mixed.argmax(-1) == y)).sum())
+        row[f"nll_at_{share:g}"] = float(-(weights * mixed.gather(-1, y[:, None]).squeeze(-1)).sum())
+    return row
 
 
 def _warmed(answers: Answers, heat: Tensor | None) -> Answers:
     return answers if heat is None else answers._replace(log_probs=tempered(answers.log_probs, heat))
 
 
-def _temperatures(which: Which, held_out: dict[int, tuple[Answers, Tensor]]) -> dict[int, Tensor]:
+def _temperatures(which: Served, held_out: dict[int, tuple[Answers, Tensor]]) -> dict[int, Tensor]:
     if which == "personal" or not held_out:
         return {i: temperature(answers.log_probs, y) for i, (answers, y) in held_out.items()}
     log_probs = torch.cat([answers.log_probs for answers, _ in held_out.values()])
@@ -178,14 +278,20 @@ def _calibration(log_probs: Tensor, y: Tensor) -> Row:
     return {name: float(figure) for name, figure in figures.items()}
 
 
-def _detection(name: str, own: Answers, others: Answers, draws: bool) -> Row:
+def _detection(name: str, own: Answers, others: Answers, draws: bool, held_out: Answers | None) -> Row:
     """Return the AUROC of out-of-distribution detection against the client's own test data.
 
-    The score is the lack of confidence and, if the model draws weights, also the disagreement of the draws.
+    The score is the lack of confidence; with held-out data also the strangeness that users see; and if the model draws
+    weights, also the disagreement of the draws.
     """
     row = {f"auroc_{name}": float(auroc(-confidence(own.log_probs), -confidence(others.log_probs)))}
     if draws:
         row[f"auroc_{name}_mi"] = float(auroc(own.epistemic, others.epistemic))
+    if held_out is not None:
+        known = torch.stack([held_out.by_model, held_out.distance], dim=-1)
+        strange = [strangeness(known, torch.stack([each.by_model, each.distance], dim=-1)) for each in (own, others)]
+        row[f"auroc_{name}_strangeness"] = float(auroc(*strange))
+        row["false_alarms"] = float((strange[0] >= 1 - ALARM).double().mean())
     return row
 
 
@@ -215,40 +321,6 @@ def _guarantees(log_probs: Tensor, y: Tensor, sets: conformal.Calibration, rule:
     }
 
 
-def strange_inputs(shards: Shards, client: int, others: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yield inputs that a client's model should be uncertain about, by their names in NAMES; the same on every call."""
-    generator = torch.Generator().manual_seed(client)
-    own = _some(shards.test[client], generator)
-    rows = torch.cat(shards.test)
-    unseen = rows[~torch.isin(shards.y[rows], shards.y[shards.train[client]])]
-    if len(unseen):
-        yield "unseen", shards.x[_some(unseen, generator)]
-    for name, x in others.items():
-        yield name, x[_some(torch.arange(len(x)), generator)]
-    x = shards.x[own]
-    if x.dim() == 4 and x.shape[-1] == x.shape[-2]:
-        yield "rotated", x.rot90(dims=(-2, -1))
-    noise = torch.randn(x.shape, generator=generator)
-    if x.dtype == torch.uint8:
-        yield "noisy", (x + 255 * NOISE * noise).clamp(0, 255).to(torch.uint8)
-    else:
-        yield "noisy", x + NOISE * shards.x.std(0, correction=0) * noise.to(x.dtype)
-
-
-def _some(rows: Tensor, generator: torch.Generator) -> Tensor:
-    """Return at most MAX_STRANGE of the rows, drawn at random."""
-    return rows[torch.randperm(len(rows), generator=generator)[:MAX_STRANGE]]
-
-
-def other_set(name: str, data_dir: str | Path | None = None) -> dict[str, Tensor]:
-    """Return the test images of the data set that is compared with a published one, if it is on this machine."""
-    here = {source.name for source in available(data_dir) if source.found}
-    if OTHER_SET.get(name) not in here:
-        return {}
-    pool = load_published(OTHER_SET[name], data_dir)
-    return {"other": pool.x[pool.official_train_count :]}
-
-
 def mean_rows(rows: list[list[Row]]) -> Row:
     """Return the mean of each metric over clients and seeds; the error among answers is that of all answers pooled."""
     flat = [row for of_seed in rows for row in of_seed]
@@ -271,8 +343,13 @@ def table_rows(assessed: dict[str, dict[str, list[list[Row]]]], columns: Sequenc
             mean = mean_rows(rows)
             titled = {which if way == "as it is" else f"{which}, {way}": mean}
             if way == "as it is":
-                drawn = {name.removesuffix("_mi"): value for name, value in mean.items() if name.endswith("_mi")}
-                titled[f"{which}, by MI"] = drawn
+                for ending, title in (("_mi", "MI"), ("_strangeness", "strangeness")):
+                    of_score = {k.removesuffix(ending): value for k, value in mean.items() if k.endswith(ending)}
+                    titled[f"{which}, by {title}"] = of_score
+                if "false_alarms" in mean:
+                    titled[f"{which}, by strangeness"]["false_alarms"] = mean.pop("false_alarms")
+            else:
+                mean.pop("false_alarms", None)
             yield from ((title, row) for title, row in titled.items() if any(name in row for name in columns))
 
 
