@@ -168,7 +168,7 @@ class Predictor:
         else:
             abstain = probs.max(-1) < self.options.abstain_at
         return {
-            "label": np.array(classes)[probs.argmax(-1)],
+            "label": np.array(classes)[log_probs.argmax(-1).numpy()],
             **{f"p_{name}": probs[:, k] for k, name in enumerate(classes)},
             "entropy": uncertainty.total.numpy(),
             "aleatoric": uncertainty.aleatoric.numpy(),

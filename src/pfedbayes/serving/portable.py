@@ -105,8 +105,8 @@ def client_bytes(client: Client, options: Options | None = None) -> bytes:
 def _thresholds(predictor: Predictor) -> dict[str, Any]:
     """Return the thresholds of the guarantees; None if no finite threshold gives the guarantee.
 
-    A set holds the labels of probability >= 1 - sets; an interval is mean -+ sets * deviation. The client answers if
-    -log(1 - p) of the label exceeds `answer`.
+    A set holds the most probable label and those of probability >= 1 - sets; an interval is mean -+ sets * deviation.
+    The client answers if -log(1 - p) of the label exceeds `answer`.
     """
     sets, rule = predictor.guarantees
     return {

@@ -79,11 +79,16 @@ def guarantee(own: Scores, of_all: Scores, coverage: float, error: float | None)
     for name, value in (("coverage", coverage), ("error", error)):
         if value is not None and not 0 < value < 1:
             raise UserError(f"{name} is {value}: give a share between 0 and 1, e.g. 0.9 for coverage, 0.05 for error")
-    sets = conformal.calibrate(own.odd, 1 - coverage)
+    sets = conformal.calibrate(_never_empty(own), 1 - coverage)
     if sets.is_trivial and len(of_all.odd) > len(own.odd):
-        sets = conformal.calibrate(of_all.odd, 1 - coverage, "federation")
+        sets = conformal.calibrate(_never_empty(of_all), 1 - coverage, "federation")
     if error is None:
         return Guarantees(sets, None)
     if len(own.sure) >= ROOM * abstention.smallest_sample(error, DELTA) or len(of_all.sure) <= len(own.sure):
         return Guarantees(sets, abstention.calibrate(own.sure, own.wrong, error, DELTA))
     return Guarantees(sets, abstention.calibrate(of_all.sure, of_all.wrong, error, DELTA, "federation"))
+
+
+def _never_empty(scores: Scores) -> Tensor:
+    """Return the scores of the true targets. In files of early versions that of the most probable label is not 0."""
+    return torch.where(scores.wrong, scores.odd, 0.0) if len(scores.wrong) else scores.odd

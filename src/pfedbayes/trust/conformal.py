@@ -104,13 +104,18 @@ def label_scores(log_probs: Tensor, u: Tensor | None = None) -> Tensor:
     Without u: LAC (Sadinle et al. 2019), 1 - p(label), which gives the smallest sets on average. With uniform numbers u
     (...,): APS (Romano et al. 2020), the probability of all more probable labels plus the share u of the label's own.
     Its sets grow with the uncertainty about an example.
+
+    The most probable label has the score 0, so that no set is empty. This is a score like any other, so the guarantee
+    holds unchanged.
     """
     probs = log_probs.exp()
+    top = log_probs.argmax(-1, keepdim=True)
     if u is None:
-        return 1 - probs
+        return (1 - probs).scatter(-1, top, 0.0)
     ordered, order = probs.sort(-1, descending=True)
     above = ordered.cumsum(-1) - ordered
-    return torch.empty_like(probs).scatter(-1, order, above + u[..., None] * ordered)
+    scores = torch.empty_like(probs).scatter(-1, order, above + u[..., None] * ordered)
+    return scores.scatter(-1, top, 0.0)
 
 
 def true_scores(label_scores: Tensor, y: Tensor) -> Tensor:
