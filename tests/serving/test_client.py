@@ -44,7 +44,8 @@ def test_new_rows_are_predicted_with_doubt_abstention_and_sets(home, run):
     assert lines[0].startswith(f"60 rows by the model of north; it abstains on {out['abstain'].sum()} of them")
     assert "sets contain the truth for at least 90% of new examples of this client" in lines[1]
     assert "at most 8.00% of the answers to all clients together are wrong, with 95% confidence" in lines[2]
-    assert "also chose the round" in lines[3]
+    assert lines[3].startswith("- menu: share answered by")
+    assert "also chose the round" in lines[5]
 
 
 def test_the_models_are_those_of_the_run(home):
@@ -249,7 +250,7 @@ class TestPredictor:
     def test_defaults(self):
         assert Options() == (100, 0.9, None, None)
         sets, rule = self.client().predictor(Options()).guarantees
-        assert (sets.alpha, rule.target, rule.delta) == (pytest.approx(0.1), 0.05, 0.05)
+        assert (sets.alpha, rule.target, rule.delta, rule.answered) == (pytest.approx(0.1), 0.05, 0.05, 100)
         assert self.client().predictor(Options(abstain_at=0.6)).guarantees.rule is None
         assert self.client().predictor(Options(error=0.2)).guarantees.rule.target == 0.2
 
@@ -260,11 +261,11 @@ class TestPredictor:
         )
         assert (drawn.is_stochastic, fixed.is_stochastic, self.client().is_stochastic) == (True, False, False)
         assert [line.split(":")[0] for line in drawn.statements()] == [
-            "conformal sets", "abstention", "a note",
+            "conformal sets", "abstention", "menu", "a note",
             "all of this for new rows from the same source as the calibration rows",
         ]  # fmt: skip
         few = "calibrated with 100 draws but predicted with 7, so it holds only roughly"
-        assert (drawn.statements(samples=7)[2], few in fixed.statements(samples=7)) == (few, False)
+        assert (drawn.statements(samples=7)[3], few in fixed.statements(samples=7)) == (few, False)
         given = "abstention: at the given threshold 0.6, without a guarantee"
         assert drawn.statements(abstain_at=0.6)[1] == given
         numbers = made_client(Regression(2.0), TestNumbersByHand.target, TestNumbersByHand.outputs)

@@ -35,7 +35,8 @@ def predict(
         typer.Option("--out", "-o", help="A .csv, .tsv, .parquet or .npz file. Default: CSV to standard output."),
     ] = None,
     error: Annotated[
-        float | None, typer.Option(help="Abstain so that at most this share of the answers is wrong. Default: 0.05.")
+        float | None,
+        typer.Option(help="Abstain so that at most this share of the answers is wrong. Default: from the menu."),
     ] = None,
     abstain_at: Annotated[
         float | None,
@@ -149,7 +150,7 @@ def export(
         bool, typer.Option("--torch-export", help="Export the mean network only, as a .pt2 file of torch.export.")
     ] = False,
     error: Annotated[
-        float | None, typer.Option(help="Error rate of the abstention threshold in the file. Default: 0.05.")
+        float | None, typer.Option(help="Error rate of the abstention threshold in the file. Default: from the menu.")
     ] = None,
     coverage: Annotated[float, typer.Option(help="Coverage of the conformal threshold in the file.")] = 0.9,
     trust_module: TrustModule = False,

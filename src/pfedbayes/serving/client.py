@@ -26,10 +26,10 @@ from pfedbayes.maths.metrics import confidence, decompose_uncertainty, log_avera
 from pfedbayes.runs.sections import NetConfig
 from pfedbayes.serving.tables import open_table
 from pfedbayes.trust import conformal
-from pfedbayes.trust.calibration import DELTA, DRAWS, Guarantees, Scores, guarantee
+from pfedbayes.trust.calibration import DELTA, DRAWS, Guarantees, Scores, default_rule, guarantee, menus
+from pfedbayes.trust.menu import Menu
 
 OUTPUTS_AT_ONCE = 1 << 24  # numbers, over all draws, that are computed in one pass
-DEFAULT_ERROR = 0.05
 
 
 class Options(NamedTuple):
@@ -40,7 +40,8 @@ class Options(NamedTuple):
     coverage: float = 0.9
     """Probability with which conformal sets and intervals contain the truth."""
     error: float | None = None
-    """Largest error rate among the answers; the client abstains on the other rows. Default for labels: 0.05."""
+    """Largest error rate among the answers; the client abstains on the other rows. Default for labels: see
+    `Menu.default`."""
     abstain_at: float | None = None
     """Abstain below this probability of the label, or above this standard deviation, instead of by `error`."""
 
@@ -113,11 +114,11 @@ class Client:
             raise UserError(
                 f"--abstain-at is {options.abstain_at}: give a probability, or for numbers a standard deviation"
             )
-        error = options.error
-        if error is None and options.abstain_at is None and not regression:
-            error = DEFAULT_ERROR
-        guarantees = guarantee(self.own, self.of_all, options.coverage, error)
-        return Predictor(self, options, guarantees, self.outputs(options.samples))
+        guarantees = guarantee(self.own, self.of_all, options.coverage, options.error)
+        offered = () if regression else menus(self.own, self.of_all)
+        if options.error is None and options.abstain_at is None and not regression:
+            guarantees = guarantees._replace(rule=default_rule(offered))
+        return Predictor(self, options, guarantees, self.outputs(options.samples), offered)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +135,8 @@ class Predictor:
     options: Options
     guarantees: Guarantees
     outputs: OutputFunction
+    menus: tuple[Menu, ...] = ()
+    """What could be promised at other error rates: by the client's own calibration rows, and by those of all."""
 
     def predict(self, source: str | Path | Mapping[str, Any], familiarity: Familiarity) -> Iterator[dict[str, Any]]:
         """Yield the rows of a table and their predictions, chunk by chunk.
@@ -211,6 +214,7 @@ class Predictor:
             sentences.append(f"abstention: {rule.statement()}{self._hint()}")
         elif self.options.abstain_at is not None:
             sentences.append(f"abstention: at the given threshold {self.options.abstain_at:g}, without a guarantee")
+        sentences += [f"menu: {one.statement()}" for one in self.menus]
         if self.client.is_stochastic and self.options.samples != DRAWS:
             sentences.append(
                 f"calibrated with {DRAWS} draws but predicted with {self.options.samples}, so it holds only roughly"
@@ -223,7 +227,8 @@ class Predictor:
         plain: dict[str, Any] = {"conformal": dataclasses.asdict(sets), "abstention": rule and dataclasses.asdict(rule)}
         for each in filter(None, plain.values()):
             each["threshold"] = each["threshold"] if math.isfinite(each["threshold"]) else None
-        return {**plain, "statements": self.statements()}
+        menus = {one.whose: [offer.as_json() for offer in one.offers] for one in self.menus}
+        return {**plain, "menu": menus, "statements": self.statements()}
 
     def _hint(self) -> str:
         """Name the smallest error rate that the examples can show, if there are too few for the requested one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -15,9 +16,11 @@ from pfedbayes.evaluation.posterior import trained_model
 from pfedbayes.maths.likelihoods import Likelihood, is_of_labels, is_of_numbers
 from pfedbayes.maths.metrics import confidence, log_average, moments
 from pfedbayes.trust import abstention, conformal
+from pfedbayes.trust.menu import LEVELS, Menu, menu
 
 DRAWS = 100  # weight draws averaged in the predictions that are calibrated
 DELTA = 0.05  # probability with which the guarantee of an abstention rule may fail
+OWN_MENU = 100  # a client's own examples calibrate the default rule for abstaining if there are this many
 ROOM = 3  # a client's own examples calibrate its abstention if there are this many times the necessary number
 
 
@@ -69,6 +72,25 @@ class Guarantees(NamedTuple):
     """Conformal sets, or intervals for a regression."""
     rule: abstention.Abstention | None
     """When to answer and when to abstain; None for a regression."""
+
+
+def menus(own: Scores, of_all: Scores) -> tuple[Menu, ...]:
+    """Return the menu of a client's own examples, and that of all clients' if there are more of them."""
+    found = [menu(own.sure, own.wrong, DELTA)] if len(own.sure) else []
+    if len(of_all.sure) > len(own.sure):
+        found.append(menu(of_all.sure, of_all.wrong, DELTA, "federation"))
+    return tuple(found)
+
+
+def default_rule(found: Sequence[Menu]) -> abstention.Abstention:
+    """Return the rule for abstaining if no error rate is asked for.
+
+    It comes from a client's own menu if it rests on enough examples, else from that of all clients. The number of
+    examples alone decides between the two.
+    """
+    if not found:
+        return abstention.Abstention(math.inf, LEVELS[-1], DELTA, 0, 0, 0)
+    return (found[0] if found[0].size >= OWN_MENU else found[-1]).default()
 
 
 def guarantee(own: Scores, of_all: Scores, coverage: float, error: float | None) -> Guarantees:
