@@ -57,7 +57,7 @@ def test_the_models_are_those_of_the_run(home):
     rows = federation.shards.validation[1]
     x, y = federation.shards.x[rows], federation.shards.y[rows]
     outputs = federation.predict("personal", 1, x, samples=100)
-    client = package.open_client(home / "outcome", "north")
+    client = package.open_client(home / "outcome", "north", raw=True)
     assert federation.shards.names[1] == "north"
     log_probs = log_average(outputs)
     assert torch.from_numpy(client.predictor(Options()).columns(x)["p_ill"]) == pytest.approx(
@@ -68,6 +68,17 @@ def test_the_models_are_those_of_the_run(home):
     assert client.own.sure == pytest.approx(confidence(log_probs), rel=1e-4)
     assert torch.equal(client.own.wrong, log_probs.argmax(-1) != y)
     assert len(client.of_all.odd) == sum(map(len, federation.shards.validation))
+    # By default the predictions are calibrated: on these rows the NLL is smaller.
+    calibrated = package.open_client(home / "outcome", "north")
+    assert not calibrated.map.is_raw
+    columns = calibrated.predictor(Options()).columns(x)
+    chosen = torch.from_numpy(np.stack([columns["p_ill"], columns["p_well"]], 1))
+    assert torch.allclose(chosen, calibrated.map.of_labels(log_probs).exp().to(chosen), atol=1e-6)
+    assert float(chosen.log().gather(1, y[:, None]).mean()) > float(log_probs.gather(1, y[:, None]).mean())
+    assert not any("cross-fitting" in line for line in client.statements())
+    assert any("cross-fitting, so the guarantees hold approximately" in line for line in calibrated.statements())
+    assert len(calibrated.own.odd) == len(client.own.odd)
+    assert not torch.equal(calibrated.own.sure, client.own.sure)
 
 
 def test_no_rows_of_the_clients_are_kept(home):
@@ -75,7 +86,8 @@ def test_no_rows_of_the_clients_are_kept(home):
 
     tensors = load_file(home / "outcome" / runs.CALIBRATION)
     rows = int(tensors["sizes"].sum())
-    assert {tuple(tensor.shape) for tensor in tensors.values()} == {(3,), (rows,)}
+    # Of clients, of rows, and of maps: one number per client and one for all, and one per class.
+    assert {tuple(tensor.shape) for tensor in tensors.values()} == {(3,), (rows,), (4,), (2,)}
 
 
 def test_numbers_are_predicted_in_their_own_units(home, run):

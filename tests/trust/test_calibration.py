@@ -16,8 +16,8 @@ from pfedbayes.trust.calibration import (
     Scores,
     concatenate,
     guarantee,
+    hold_clients,
     score,
-    score_clients,
 )
 
 
@@ -59,15 +59,19 @@ def test_scores_of_labels_and_of_numbers_by_hand():
     assert concatenate([]) is NO_SCORES
 
 
-def test_clients_without_rows_are_skipped_and_the_shared_model_is_asked_with_the_same_draws():
+def test_clients_without_rows_have_none_and_the_shared_model_is_asked_with_the_same_draws():
     ours = trained(PFedBayes(), 1)
     sets = [ours.shards.test[0], ours.shards.test[1][:0], ours.shards.test[2]]
     for which in ("personal", "shared"):
-        first, last = score_clients(ours, which, [(0, sets)])
-        for client, found in ((0, first), (2, last)):
+        held = hold_clients(ours, which, [(0, sets)])
+        assert [len(each.y) for each in held] == [len(rows) for rows in sets]
+        assert held[1].scores(ours.model.likelihood) is NO_SCORES
+        for client in (0, 2):
             batch = ours.batch_of(sets[client])
             outputs = trained_model(ours, which, client).outputs(DRAWS)(batch.x)
+            found = held[client].scores(ours.model.likelihood)
             assert torch.equal(found.odd, score(ours.model.likelihood, outputs, batch.y).odd)
+            assert held[client].fold.tolist() == [k % 5 for k in range(len(sets[client]))]
 
 
 def test_files_of_early_versions_give_no_empty_sets():

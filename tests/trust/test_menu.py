@@ -72,9 +72,9 @@ def test_where_nothing_is_shown_it_says_what_is_estimated_and_what_would_show_it
     answered = round(0.9 * five.needed)
     at_rate = binomtest(round(answered / 38), answered, 0.05, "less").pvalue
     assert (at_rate == pytest.approx(DELTA / 3, rel=0.7), five.estimated.needed) == (True, five.needed)
-    text = found.default().statement()
+    text = five.estimated.statement()
     assert "without a guarantee" in text
-    assert f"about {found.default().needed:,} calibration examples would guarantee it" in text
+    assert f"about {five.needed:,} calibration examples would guarantee it" in text
     assert "5% wrong: nothing (estimated 90%)" in found.statement()
     json = five.as_json()
     assert json == {

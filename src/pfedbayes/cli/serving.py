@@ -44,6 +44,9 @@ def predict(
             help="Abstain below this probability (regression: above this standard deviation), without a guarantee."
         ),
     ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Leave out the map that makes the probabilities calibrated.")
+    ] = False,
     coverage: Annotated[
         float, typer.Option(help="Probability that a conformal set or interval contains the truth.")
     ] = 0.9,
@@ -67,7 +70,7 @@ def predict(
     from pfedbayes.serving.client import Options, predict_file
     from pfedbayes.serving.open import open_client
 
-    predictor = open_client(source, client, shared, device, trust_module, model).predictor(
+    predictor = open_client(source, client, shared, device, trust_module, model, raw).predictor(
         Options(samples, coverage, error, abstain_at)
     )
     outcome = predict_file(predictor, rows, out)

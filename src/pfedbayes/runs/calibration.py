@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,12 @@ from pfedbayes.files.typed import from_json, to_json
 from pfedbayes.runs.experiment import Experiment, copies_of_run, fit_net
 from pfedbayes.runs.schema import FORMAT, UNCHECKED_FORMAT
 from pfedbayes.runs.sections import NetConfig
-from pfedbayes.trust.calibration import Fold, Scores, concatenate, score_clients
+from pfedbayes.trust.calibration import Fold, Scores, concatenate, fit_maps, hold_clients
+from pfedbayes.trust.recalibration import Maps
+
+# Names of tensors besides the scores.
+RAW_SCORES, FACTORS, BIAS = "raw", "log_factors", "bias"
+LARGEST = 20.0  # absolute value of a log factor or a bias in a file
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,10 @@ class CalibrationRecord:
     """The number of folds whose left-out rows were scored; 0 for validation rows."""
     alone: int | None = None
     """The federation of the run in which clients trained alone; None if there is none."""
+    raw_scores: dict[Served, list[Scores]] = field(default_factory=dict)
+    """By model with maps, the scores of predictions without a map."""
+    maps: dict[Served, Maps] = field(default_factory=dict)
+    """By model, how its predictions are calibrated; models that are missing have no map."""
 
     @property
     def task_shape(self) -> TaskShape:
@@ -88,8 +97,16 @@ def calibration_bytes(federation: Federation, experiment: Experiment, rounds: in
     if copies.alone is not None:
         models["alone"] = copies.folds(alone=True) or [(copies.alone, validation)]
     for which, of_model in models.items():
-        scores = concatenate(list(score_clients(federation, _model_of(federation, which), of_model)))
-        tensors |= {f"{which}.{name}": values.contiguous() for name, values in scores._asdict().items()}
+        held = hold_clients(federation, _model_of(federation, which), of_model)
+        fitted = fit_maps(federation.model.likelihood, held)
+        raw = [each.scores(federation.model.likelihood) for each in held]
+        tensors |= _score_tensors(which if fitted is None else f"{RAW_SCORES}.{which}", raw)
+        if fitted is not None:
+            calibrated = [each.scores(federation.model.likelihood, fitted, i) for i, each in enumerate(held)]
+            tensors |= _score_tensors(which, calibrated)
+            tensors[f"{which}.{FACTORS}"] = fitted.maps.log_factors.contiguous()
+            if fitted.maps.bias is not None:
+                tensors[f"{which}.{BIAS}"] = fitted.maps.bias.contiguous()
     net = fit_net(experiment.net, shards, experiment.method)
     about = _About(
         format=FORMAT,
@@ -103,6 +120,11 @@ def calibration_bytes(federation: Federation, experiment: Experiment, rounds: in
         alone=copies.alone,
     )
     return tensor_bytes(tensors, {"run": json.dumps(to_json(about))})
+
+
+def _score_tensors(prefix: str, scores: Sequence[Scores]) -> dict[str, Tensor]:
+    together = concatenate(scores)._asdict()
+    return {f"{prefix}.{name}": values.contiguous() for name, values in together.items()}
 
 
 def _model_of(federation: Federation, which: Served) -> Which:
@@ -125,11 +147,16 @@ def read_calibration(folder: Path) -> CalibrationRecord:
         preprocessing = Preprocessing.from_json(about.preprocessing, str(path))
         sizes = _sizes(tensors, len(about.names))
         scores: dict[Served, list[Scores]] = {}
+        raw_scores: dict[Served, list[Scores]] = {}
+        maps: dict[Served, Maps] = {}
         served: tuple[Served, ...] = ("personal", "shared", "alone")
         for which in served:
             if f"{which}.odd" in tensors:
-                fields = [_split(tensors, f"{which}.{name}", sizes) for name in Scores._fields]
-                scores[which] = [Scores(*parts) for parts in zip(*fields, strict=True)]
+                scores[which] = _read_scores(tensors, which, sizes)
+            if f"{which}.{FACTORS}" in tensors:
+                classes = preprocessing.target.classes
+                maps[which] = _read_maps(tensors, which, len(about.names), len(classes or ()))
+                raw_scores[which] = _read_scores(tensors, f"{RAW_SCORES}.{which}", sizes)
         net = NetConfig.from_section(about.net)
         if about.num_targets < 1:
             raise ValueError(f"num_targets is {about.num_targets}")
@@ -137,8 +164,24 @@ def read_calibration(folder: Path) -> CalibrationRecord:
             raise ValueError(f"folds is {about.folds} and alone is {about.alone}")
     return CalibrationRecord(
         tuple(about.names), preprocessing, about.num_targets, net, about.chose_round, scores, about.rounds,
-        about.folds, about.alone,
+        about.folds, about.alone, raw_scores, maps,
     )  # fmt: skip
+
+
+def _read_scores(tensors: dict[str, Tensor], prefix: str, sizes: list[int]) -> list[Scores]:
+    fields = [_split(tensors, f"{prefix}.{name}", sizes) for name in Scores._fields]
+    return [Scores(*parts) for parts in zip(*fields, strict=True)]
+
+
+def _read_maps(tensors: dict[str, Tensor], which: Served, clients: int, classes: int) -> Maps:
+    """Return the maps of a model for this number of clients and classes (0 for numbers)."""
+    factors, bias = tensors[f"{which}.{FACTORS}"], tensors.get(f"{which}.{BIAS}")
+    for values, size in ((factors, clients + 1), (bias, classes)):
+        if values is not None and (values.dtype != torch.float64 or values.shape != (size,) or not size):
+            raise ValueError(f"the calibration of the {which} model has another shape")
+        if values is not None and not bool((values.abs() <= LARGEST).all()):
+            raise ValueError(f"the calibration of the {which} model is no number that it can have")
+    return Maps(factors, bias)
 
 
 def _sizes(tensors: dict[str, Tensor], clients: int) -> list[int]:

@@ -22,12 +22,13 @@ from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Served
 from pfedbayes.evaluation.posterior import OutputFunction, Weights
 from pfedbayes.maths.likelihoods import Likelihood, is_of_labels, is_of_numbers
-from pfedbayes.maths.metrics import confidence, decompose_uncertainty, log_average, moments
+from pfedbayes.maths.metrics import Gaussians, confidence, decompose_uncertainty, entropy, log_average, moments
 from pfedbayes.runs.sections import NetConfig
 from pfedbayes.serving.tables import open_table
 from pfedbayes.trust import conformal
 from pfedbayes.trust.calibration import DELTA, DRAWS, Guarantees, Scores, default_rule, guarantee, menus
 from pfedbayes.trust.menu import Menu
+from pfedbayes.trust.recalibration import RAW, Map
 
 OUTPUTS_AT_ONCE = 1 << 24  # numbers, over all draws, that are computed in one pass
 
@@ -70,6 +71,8 @@ class Client:
     """Posterior over the weights; None if the model is more than the weights of a network."""
     net: NetConfig
     """The network."""
+    map: Map = RAW
+    """Makes the predictions calibrated."""
 
     @property
     def title(self) -> str:
@@ -162,8 +165,12 @@ class Predictor:
         classes = self.client.preprocessing.target.classes or ()
         assert is_of_labels(self.client.likelihood)  # noqa: S101, checked by `columns`
         outputs = self.client.likelihood.logits(outputs)
-        log_probs = log_average(outputs)
-        uncertainty = decompose_uncertainty(outputs, log_probs)
+        average = log_average(outputs)
+        log_probs = self.client.map.of_labels(average)
+        # The calibrated entropy is divided as the raw one.
+        parts = decompose_uncertainty(outputs, average)
+        total = entropy(log_probs)
+        aleatoric = total * (parts.aleatoric / parts.total.clamp_min(torch.finfo(total.dtype).tiny)).clamp(0, 1)
         probs = log_probs.exp().numpy()
         within = conformal.label_sets(conformal.label_scores(log_probs), self.guarantees.sets).numpy()
         if self.guarantees.rule is not None:
@@ -173,9 +180,9 @@ class Predictor:
         return {
             "label": np.array(classes)[log_probs.argmax(-1).numpy()],
             **{f"p_{name}": probs[:, k] for k, name in enumerate(classes)},
-            "entropy": uncertainty.total.numpy(),
-            "aleatoric": uncertainty.aleatoric.numpy(),
-            "epistemic": uncertainty.epistemic.numpy(),
+            "entropy": total.numpy(),
+            "aleatoric": aleatoric.numpy(),
+            "epistemic": (total - aleatoric).numpy(),
             "abstain": abstain,
             "conformal_set": np.array(["|".join(np.array(classes)[row]) for row in within], dtype=str),
         }
@@ -183,9 +190,11 @@ class Predictor:
     def _numbers(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
         assert is_of_numbers(self.client.likelihood)  # noqa: S101, checked by `columns`
         target, likelihood = self.client.preprocessing.target, self.client.likelihood
-        predicted = moments(likelihood, outputs)
+        predicted, factor = moments(likelihood, outputs), self.client.map.factor
+        ends = likelihood.interval(outputs, self.options.coverage)
+        lower, upper = (predicted.mean + factor * (end - predicted.mean) if factor != 1 else end for end in ends)
+        predicted = Gaussians(predicted.mean, factor * predicted.deviation, factor * predicted.model_deviation)
         low, high = conformal.interval(predicted, self.guarantees.sets)
-        lower, upper = likelihood.interval(outputs, self.options.coverage)
         noise = (predicted.deviation.square() - predicted.model_deviation.square()).clamp_min(0).sqrt()
         places = {
             "mean": predicted.mean,

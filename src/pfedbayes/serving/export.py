@@ -1,6 +1,7 @@
 """Export a client: the whole model as safetensors (see `portable`), or its mean network as ONNX or by torch.export.
 
-The mean network has no uncertainty. It runs in other programs; this package does not read it.
+The mean network has no uncertainty, and its probabilities are not calibrated: the map of a client is for the average of
+its draws. It runs in other programs; this package does not read it.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from pfedbayes.serving.portable import read_client
 from pfedbayes.serving.saved_models import saved_models
 from pfedbayes.trust.calibration import NO_SCORES, concatenate
 from pfedbayes.trust.joining import Verdict
+from pfedbayes.trust.recalibration import RAW
 
 NEWCOMERS = "newcomers"  # the subfolder of a run with the clients that joined later
 SUFFIX = ".safetensors"
@@ -31,13 +32,15 @@ def open_client(
     device: str = "auto",
     trust_module: bool = False,
     model: str | None = None,
+    raw: bool = False,
 ) -> Client:
     """Return a client of a run folder, one that joined the run later (`join`), or one in a file (`export`).
 
     name: the client; optional for the shared model and for a file. shared: return the shared model instead of the
     client's own. If the run has several seeds, the models are those of the first. trust_module: whether to import the
     code that a file or folder names for its network; else it is refused. model: the client's model of the federation
-    ("joined") or the one that it has trained alone; default: the one that cross-validation has found to be better.
+    ("joined") or the one that it has trained alone; default: the one that cross-validation has found to be better. raw:
+    leave out the map that makes the probabilities calibrated.
     """
     source = Path(source)
     if shared and model is not None:
@@ -54,6 +57,8 @@ def open_client(
             raise UserError(f"{source} is of {client.name!r} and not of {name!r}: correct --client")
         if model is not None and (client.which == "alone") != (model == "alone"):
             raise UserError(f"{source} holds {client.title}: leave --model out, or give the run folder")
+        if raw and not client.map.is_raw:
+            raise UserError(f"{source} holds no scores of raw predictions: leave --raw out, or give the run folder")
         return client
     record = read_calibration(source)
     joined = {path.stem: path for path in sorted((source / NEWCOMERS).glob(f"*{SUFFIX}")) if not path.is_symlink()}
@@ -71,9 +76,9 @@ def open_client(
     if name is None and not shared:
         raise UserError(f"no client is given: add --client with one of {', '.join(record.names[:20])}, or --shared")
     if shared:
-        return _client(_models(source, record, "shared", device, trust_module), record, name, "shared")
+        return _client(_models(source, record, "shared", device, trust_module), record, name, "shared", raw=raw)
     which, why = _own_model(record, str(name), model, _verdicts(source))
-    return _client(_models(source, record, which, device, trust_module), record, name, which, why)
+    return _client(_models(source, record, which, device, trust_module), record, name, which, why, raw)
 
 
 def open_all(source: str | Path, device: str = "auto", trust_module: bool = False) -> Iterator[Client]:
@@ -144,6 +149,7 @@ def _client(
     name: str | None,
     which: Served,
     notes: tuple[str, ...] = (),
+    raw: bool = False,
 ) -> Client:
     index = record.names.index(name) if name in record.names else 0
     model = models(index)
@@ -152,15 +158,23 @@ def _client(
         raise UserError(
             f"the run has no calibration scores for its {which} model: finish it with pfedbayes run --resume"
         )
-    of_all = concatenate(record.scores[which])
     if record.folds:
         caveats.append(
             f"the calibration rows were predicted by models trained without them, in {record.folds} folds, so the "
             "guarantees hold approximately"
         )
-    if record.chose_round and len(of_all.odd):
+    if record.chose_round and any(len(each.odd) for each in record.scores[which]):
         caveats.append(
             "the calibration rows also chose the round that was kept, so they are not quite new to the models"
+        )
+    scores, map = record.scores[which], RAW
+    if raw and which in record.maps:
+        scores = record.raw_scores[which]
+    elif which in record.maps:
+        map = record.maps[which].of(index if name in record.names else None)
+        caveats.append(
+            "the calibration rows also made the probabilities calibrated, by cross-fitting, so the guarantees hold "
+            "approximately; --raw predicts without it"
         )
     if name not in record.names:
         caveats.append("there is no guarantee for a client that was not in the run")
@@ -170,8 +184,9 @@ def _client(
         preprocessing=record.preprocessing,
         likelihood=model.model.likelihood,
         outputs=model.outputs,
-        own=record.scores[which][index] if name in record.names else NO_SCORES,
-        of_all=of_all,
+        own=scores[index] if name in record.names else NO_SCORES,
+        of_all=concatenate(scores),
+        map=map,
         notes=tuple(caveats),
         weights=model.weights,
         net=record.net,

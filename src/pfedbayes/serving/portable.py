@@ -23,12 +23,13 @@ from pfedbayes.maths.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.nets import Model, Net, Pixels, WithNoise
 from pfedbayes.nets.import_path import build_module, is_import_path, refuse_untrusted
 from pfedbayes.nets.layers import describe, rebuild
-from pfedbayes.runs.calibration import read_safetensors
+from pfedbayes.runs.calibration import LARGEST, read_safetensors
 from pfedbayes.runs.outcomes import as_object, of_object, require_width
 from pfedbayes.runs.schema import FORMAT
 from pfedbayes.runs.sections import NetConfig
 from pfedbayes.serving.client import Client, Options, Predictor
 from pfedbayes.trust.calibration import DRAWS, Scores
+from pfedbayes.trust.recalibration import Map
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,9 @@ class _About:
     notes: list[str]
     likelihood: dict[str, Any] | None = None
     """The distribution of the target and its numbers, see `outcomes.of_object`; None in files of early versions."""
+    log_factor: float = 0.0
+    """The map that makes predictions calibrated, see `recalibration.Map`."""
+    bias: list[float] | None = None
 
 
 def client_bytes(client: Client, options: Options | None = None) -> bytes:
@@ -91,6 +95,8 @@ def client_bytes(client: Client, options: Options | None = None) -> bytes:
         thresholds=_thresholds(predictor),
         statements=predictor.statements(),
         notes=list(client.notes),
+        log_factor=client.map.log_factor,
+        bias=None if client.map.bias is None else client.map.bias.tolist(),
     )
     if own_module is not None and not is_import_path(str(own_module.get("name"))):
         raise UserError("the network has layers that are not torch's: name your module by its import path (--net)")
@@ -151,8 +157,16 @@ def read_client(path: Path, device: str = "auto", trust_module: bool = False) ->
         own, of_all = (_scores(tensors, whose) for whose in ("own", "of_all"))
         return Client(
             about.client, about.which, preprocessing, likelihood, weights.outputs, own, of_all,
-            tuple(about.notes), weights, net,
+            tuple(about.notes), weights, net, _map(about, preprocessing.target.classes),
         )  # fmt: skip
+
+
+def _map(about: _About, classes: tuple[Any, ...] | None) -> Map:
+    bias = about.bias
+    numbers = [about.log_factor, *(bias or ())]
+    if not all(abs(number) <= LARGEST for number in numbers) or (bias is not None and len(bias) != len(classes or ())):
+        raise ValueError("its calibration is not one that it can have")
+    return Map(about.log_factor, None if bias is None else torch.tensor(bias, dtype=torch.float64))
 
 
 def _weights(tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from pfedbayes.maths.likelihoods import Likelihood, is_of_labels, is_of_numbers
 from pfedbayes.maths.metrics import confidence, log_average, moments
 from pfedbayes.trust import abstention, conformal
 from pfedbayes.trust.menu import LEVELS, Menu, menu
+from pfedbayes.trust.recalibration import FOLDS, Fitted, Rows, fit, label_rows, number_rows, sharpened
 
 DRAWS = 100  # weight draws averaged in the predictions that are calibrated
 DELTA = 0.05  # probability with which the guarantee of an abstention rule may fail
@@ -40,24 +41,86 @@ Fold = tuple[int, Sequence[Tensor]]
 NO_SCORES = Scores(torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.bool))
 
 
+class Held(NamedTuple):
+    """Predictions of n rows of a client by models that were not trained on them."""
+
+    said: Tensor
+    """Log-probabilities (n, C) of the averaged prediction; for numbers, the outputs (K, n, ...)."""
+    y: Tensor
+    """Targets (n, ...)."""
+    fold: Tensor
+    """Folds (n,) for cross-validation."""
+
+    def rows(self, likelihood: Likelihood) -> Rows:
+        """Return the losses of the rows under any map."""
+        if is_of_labels(likelihood):
+            return label_rows(self.said, self.y, self.fold)
+        assert is_of_numbers(likelihood)  # noqa: S101, there is no other kind
+        mean = likelihood.mean_and_noise(self.said)[0].mean(-3)
+
+        def log_density(y: Tensor) -> Tensor:
+            nll = torch.stack([likelihood.nll(draw, y) for draw in self.said])
+            return torch.logsumexp(-nll, 0) - math.log(len(nll))
+
+        return number_rows(log_density, mean, self.y, self.fold)
+
+    def scores(self, likelihood: Likelihood, fitted: Fitted | None = None, client: int = 0) -> Scores:
+        """Return the calibration scores; with maps, those of predictions by maps that have not seen the row."""
+        if not len(self.y):
+            return NO_SCORES
+        factor, bias = fitted.unseen(client, self.fold) if fitted else (torch.zeros(1, 1), None)
+        if is_of_labels(likelihood):
+            return _label_scores(sharpened(self.said, factor, bias) if fitted else self.said, self.y)
+        assert is_of_numbers(likelihood)  # noqa: S101, there is no other kind
+        residuals = conformal.residuals(moments(likelihood, self.said), self.y)
+        return NO_SCORES._replace(odd=residuals / factor[:, 0].exp().to(residuals))
+
+
 def score(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Scores:
     """Return the scores of outputs (K, n, ...) for targets y (n, ...)."""
-    if is_of_numbers(likelihood):
-        return NO_SCORES._replace(odd=conformal.residuals(moments(likelihood, outputs), y).cpu())
-    assert is_of_labels(likelihood)  # noqa: S101, there is no other kind
-    log_probs = log_average(likelihood.logits(outputs))
+    return _held(likelihood, outputs, y, torch.zeros(len(y), dtype=torch.int64)).scores(likelihood)
+
+
+def _held(likelihood: Likelihood, outputs: Tensor, y: Tensor, fold: Tensor) -> Held:
+    said = log_average(likelihood.logits(outputs)) if is_of_labels(likelihood) else outputs
+    return Held(said.cpu(), y.cpu(), fold)
+
+
+def _label_scores(log_probs: Tensor, y: Tensor) -> Scores:
     odd = conformal.true_scores(conformal.label_scores(log_probs), y)
-    return Scores(odd.cpu(), confidence(log_probs).cpu(), (log_probs.argmax(-1) != y).cpu())
+    return Scores(odd, confidence(log_probs), log_probs.argmax(-1) != y)
 
 
-def score_clients(federation: Federation, which: Which, folds: Sequence[Fold]) -> Iterator[Scores]:
-    """Yield the scores of each client, fold by fold; clients without rows are skipped."""
+def hold_clients(federation: Federation, which: Which, folds: Sequence[Fold]) -> list[Held]:
+    """Return the predictions of each client's rows, fold by fold. Rows of a single fold are divided into FOLDS."""
+    likelihood, found = federation.model.likelihood, []
     for i in range(len(folds[0][1])):
-        for index, sets in folds:
-            if len(sets[i]):
-                batch = federation.batch_of(sets[i])
-                outputs = trained_model(federation, which, i, index).outputs(DRAWS)
-                yield score(federation.model.likelihood, outputs(batch.x), batch.y)
+        parts = []
+        for k, (index, sets) in enumerate(folds):
+            count = len(sets[i])
+            batch = federation.batch_of(sets[i])
+            outputs = trained_model(federation, which, i, index).outputs(DRAWS)(batch.x) if count else None
+            if outputs is not None:
+                fold = torch.full((count,), k) if len(folds) > 1 else torch.arange(count) % FOLDS
+                parts.append(_held(likelihood, outputs, batch.y, fold))
+        axis = 0 if is_of_labels(likelihood) else 1
+        nothing = Held(torch.empty(0), torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
+        whole = [torch.cat(each, axis if k == 0 else 0) for k, each in enumerate(zip(*parts, strict=True))]
+        found.append(Held(*whole) if whole else nothing)
+    return found
+
+
+def fit_maps(likelihood: Likelihood, held: Sequence[Held]) -> Fitted | None:
+    """Return the maps of the clients that make predictions calibrated; None if raw predictions are as good.
+
+    Counts have none: a stretched distribution would not be one of whole numbers.
+    """
+    if likelihood.task == "count":
+        return None
+    # A client without rows takes no part.
+    nothing = label_rows(torch.empty(0, 1), torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
+    fitted = fit([each.rows(likelihood) if len(each.y) else nothing for each in held])
+    return None if fitted.maps.is_raw else fitted
 
 
 def concatenate(scores: Sequence[Scores]) -> Scores:
