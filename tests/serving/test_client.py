@@ -87,7 +87,7 @@ def test_no_rows_of_the_clients_are_kept(home):
     tensors = load_file(home / "outcome" / runs.CALIBRATION)
     rows = int(tensors["sizes"].sum())
     # Of clients, of rows, and of maps: one number per client and one for all, and one per class.
-    assert {tuple(tensor.shape) for tensor in tensors.values()} == {(3,), (rows,), (4,), (2,)}
+    assert {tuple(tensor.shape) for tensor in tensors.values()} == {(3,), (rows,), (0,), (4,), (2,)}
 
 
 def test_numbers_are_predicted_in_their_own_units(home, run):
@@ -136,9 +136,33 @@ def test_the_python_api_takes_frames(home):
     assert any("predicted with 7" in line for line in client.statements(samples=7))
 
 
+def test_sets_and_intervals_of_all_kinds(home, run):
+    sizes = {}
+    for kind in ("lac", "aps", "raps"):
+        done = run("predict", "outcome", "--client", "north", "--input", "new.csv", "-o", "k.csv", "--sets", kind)
+        out = pandas.read_csv(home / "k.csv")
+        assert all(label in words.split("|") for label, words in zip(out["label"], out["conformal_set"], strict=True))
+        sizes[kind] = [len(words.split("|")) for words in out["conformal_set"]]
+        assert (
+            np.mean([truth in words for truth, words in zip(out["outcome"], out["conformal_set"], strict=True)]) > 0.8
+        )
+    assert sizes["aps"] != sizes["lac"]
+    done = run("predict", "outcome", "--client", "north", "--input", "new.csv", "--class-conditional", "--json")
+    conformal = json.loads(done.out.splitlines()[-1])["conformal"]
+    assert len(conformal["labels"]) == 2
+    assert "of new examples of each label" in done.err
+    run("predict", "cost", "--client", "south", "--input", "new.csv", "-o", "q.csv", "--intervals", "quantile")
+    out = pandas.read_csv(home / "q.csv")
+    truth = 100 * pandas.to_numeric(out["age"])
+    assert ((out["conformal_lower"] < truth) & (truth < out["conformal_upper"])).mean() > 0.8
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["cost", "--client", "north", "--sets", "aps"], "--sets and --class-conditional are for labels"),
+        (["cost", "--client", "north", "--class-conditional"], "--sets and --class-conditional are for labels"),
+        (["outcome", "--client", "north", "--intervals", "quantile"], "--intervals is for numbers"),
         (["outcome", "--client", "nort"], "has no client 'nort', only east, north, south"),
         (["outcome", "--client", "nort"], "--shared, or train a model for it with pfedbayes personalize"),
         (["outcome"], "no client is given: add --client with one of east, north, south"),
@@ -260,7 +284,7 @@ class TestPredictor:
         assert titles == ["the model of north", "the shared model for north", "the shared model"]
 
     def test_defaults(self):
-        assert Options() == (100, 0.9, None, None)
+        assert Options() == (100, 0.9, None, None, "lac", False, "normalised")
         sets, rule = self.client().predictor(Options()).guarantees
         assert (sets.alpha, rule.target, rule.delta, rule.answered) == (pytest.approx(0.1), 0.05, 0.05, 100)
         assert self.client().predictor(Options(abstain_at=0.6)).guarantees.rule is None

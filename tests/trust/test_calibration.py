@@ -74,6 +74,15 @@ def test_clients_without_rows_have_none_and_the_shared_model_is_asked_with_the_s
             assert held[client].fold.tolist() == [k % 5 for k in range(len(sets[client]))]
 
 
+def test_files_of_early_versions_have_only_the_scores_that_they_had():
+    early = some_scores(100, 20)
+    for kind in ("aps", "raps", "quantile"):
+        with pytest.raises(UserError, match="early version"):
+            guarantee(early, NO_SCORES, 0.9, None, kind)
+    with pytest.raises(UserError, match="leave --class-conditional out"):
+        guarantee(early, NO_SCORES, 0.9, None, "lac", 3)
+
+
 def test_files_of_early_versions_give_no_empty_sets():
     """They hold 1 - p for true labels that are the most probable ones, too."""
     early = some_scores(100, 20)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -50,6 +50,17 @@ def predict(
     coverage: Annotated[
         float, typer.Option(help="Probability that a conformal set or interval contains the truth.")
     ] = 0.9,
+    sets: Annotated[
+        Literal["lac", "aps", "raps"],
+        typer.Option(help="Sets of labels: smallest on average (lac), or growing with the uncertainty (aps, raps)."),
+    ] = "lac",
+    class_conditional: Annotated[
+        bool, typer.Option("--class-conditional", help="Let sets cover each label as often as all labels together.")
+    ] = False,
+    intervals: Annotated[
+        Literal["normalised", "quantile"],
+        typer.Option(help="Intervals from the mean and the deviation, or from quantiles of the prediction."),
+    ] = "normalised",
     samples: Annotated[int, typer.Option(min=1, max=MOST_DRAWS, help="Weight draws averaged in a prediction.")] = 100,
     device: Device = "auto",
     trust_module: TrustModule = False,
@@ -71,7 +82,7 @@ def predict(
     from pfedbayes.serving.open import open_client
 
     predictor = open_client(source, client, shared, device, trust_module, model, raw).predictor(
-        Options(samples, coverage, error, abstain_at)
+        Options(samples, coverage, error, abstain_at, sets, class_conditional, intervals)
     )
     outcome = predict_file(predictor, rows, out)
     abstained = "" if outcome.abstained is None else f"; it abstains on {outcome.abstained:,} of them"

@@ -194,7 +194,8 @@ def _sizes(tensors: dict[str, Tensor], clients: int) -> list[int]:
 
 
 def _split(tensors: dict[str, Tensor], name: str, sizes: list[int]) -> Sequence[Tensor]:
-    values = tensors.get(name)
+    new = name.rpartition(".")[2] in Scores._field_defaults
+    values = tensors.get(name, Scores._field_defaults[name.rpartition(".")[2]] if new else None)
     if values is None or values.dim() != 1 or len(values) not in (0, sum(sizes)) or bool(values.isnan().any()):
         raise ValueError(f"the scores {name} do not fit")
     # A regression has no labels, so `sure` and `wrong` are empty.

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,19 @@ from pfedbayes.maths.metrics import Gaussians, confidence, decompose_uncertainty
 from pfedbayes.runs.sections import NetConfig
 from pfedbayes.serving.tables import open_table
 from pfedbayes.trust import conformal
-from pfedbayes.trust.calibration import DELTA, DRAWS, Guarantees, Scores, default_rule, guarantee, menus
+from pfedbayes.trust.calibration import (
+    DELTA,
+    DRAWS,
+    Guarantees,
+    ScoreKind,
+    Scores,
+    SetKind,
+    default_rule,
+    guarantee,
+    label_set_scores,
+    menus,
+    stretched_band,
+)
 from pfedbayes.trust.menu import Menu
 from pfedbayes.trust.recalibration import RAW, Map
 
@@ -45,6 +57,12 @@ class Options(NamedTuple):
     `Menu.default`."""
     abstain_at: float | None = None
     """Abstain below this probability of the label, or above this standard deviation, instead of by `error`."""
+    sets: SetKind = "lac"
+    """How sets of labels are made, see `conformal.label_scores`."""
+    class_conditional: bool = False
+    """Whether sets of labels cover each label as often as all of them."""
+    intervals: Literal["normalised", "quantile"] = "normalised"
+    """How intervals are made: mean -+ a multiple of the deviation, or from the quantiles of the prediction."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +135,15 @@ class Client:
             raise UserError(
                 f"--abstain-at is {options.abstain_at}: give a probability, or for numbers a standard deviation"
             )
-        guarantees = guarantee(self.own, self.of_all, options.coverage, options.error)
+        if regression and (options.sets != "lac" or options.class_conditional):
+            raise UserError(
+                "--sets and --class-conditional are for labels, but this model predicts numbers: leave them out"
+            )
+        if not regression and options.intervals != "normalised":
+            raise UserError("--intervals is for numbers, but this model predicts labels: leave it out")
+        kind: ScoreKind = options.intervals if regression else options.sets
+        classes = len(self.preprocessing.target.classes or ()) if options.class_conditional else None
+        guarantees = guarantee(self.own, self.of_all, options.coverage, options.error, kind, classes)
         offered = () if regression else menus(self.own, self.of_all)
         if options.error is None and options.abstain_at is None and not regression:
             guarantees = guarantees._replace(rule=default_rule(offered))
@@ -158,10 +184,10 @@ class Predictor:
         target = self.client.preprocessing.target
         width = self.options.samples * len(target.classes or (0,))
         make = {"labels": self._labels, "numbers": self._numbers}[self.client.likelihood.predicts]
-        parts = [make(self.outputs(part).cpu()) for part in torch.split(x, max(1, OUTPUTS_AT_ONCE // width))]
+        parts = [make(part, self.outputs(part).cpu()) for part in torch.split(x, max(1, OUTPUTS_AT_ONCE // width))]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def _labels(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
+    def _labels(self, x: Tensor, outputs: Tensor) -> dict[str, NDArray[Any]]:
         classes = self.client.preprocessing.target.classes or ()
         assert is_of_labels(self.client.likelihood)  # noqa: S101, checked by `columns`
         outputs = self.client.likelihood.logits(outputs)
@@ -172,7 +198,8 @@ class Predictor:
         total = entropy(log_probs)
         aleatoric = total * (parts.aleatoric / parts.total.clamp_min(torch.finfo(total.dtype).tiny)).clamp(0, 1)
         probs = log_probs.exp().numpy()
-        within = conformal.label_sets(conformal.label_scores(log_probs), self.guarantees.sets).numpy()
+        scores = label_set_scores(log_probs, self.options.sets, conformal.uniforms(x))
+        within = conformal.label_sets(scores, self.guarantees.sets).numpy()
         if self.guarantees.rule is not None:
             abstain = ~self.guarantees.rule.answers(confidence(log_probs)).numpy()
         else:
@@ -187,14 +214,19 @@ class Predictor:
             "conformal_set": np.array(["|".join(np.array(classes)[row]) for row in within], dtype=str),
         }
 
-    def _numbers(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
+    def _numbers(self, x: Tensor, outputs: Tensor) -> dict[str, NDArray[Any]]:
         assert is_of_numbers(self.client.likelihood)  # noqa: S101, checked by `columns`
         target, likelihood = self.client.preprocessing.target, self.client.likelihood
         predicted, factor = moments(likelihood, outputs), self.client.map.factor
         ends = likelihood.interval(outputs, self.options.coverage)
         lower, upper = (predicted.mean + factor * (end - predicted.mean) if factor != 1 else end for end in ends)
         predicted = Gaussians(predicted.mean, factor * predicted.deviation, factor * predicted.model_deviation)
-        low, high = conformal.interval(predicted, self.guarantees.sets)
+        sets = self.guarantees.sets
+        assert isinstance(sets, conformal.Calibration)  # noqa: S101, numbers have no classes
+        if self.options.intervals == "quantile":
+            low, high = conformal.band_interval(stretched_band(likelihood, outputs, predicted.mean, factor), sets)
+        else:
+            low, high = conformal.interval(predicted, sets)
         noise = (predicted.deviation.square() - predicted.model_deviation.square()).clamp_min(0).sqrt()
         places = {
             "mean": predicted.mean,
@@ -235,7 +267,8 @@ class Predictor:
         sets, rule = self.guarantees
         plain: dict[str, Any] = {"conformal": dataclasses.asdict(sets), "abstention": rule and dataclasses.asdict(rule)}
         for each in filter(None, plain.values()):
-            each["threshold"] = each["threshold"] if math.isfinite(each["threshold"]) else None
+            for one in each.get("labels", [each]):
+                one["threshold"] = one["threshold"] if math.isfinite(one["threshold"]) else None
         menus = {one.whose: [offer.as_json() for offer in one.offers] for one in self.menus}
         return {**plain, "menu": menus, "statements": self.statements()}
 

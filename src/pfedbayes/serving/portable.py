@@ -29,6 +29,7 @@ from pfedbayes.runs.schema import FORMAT
 from pfedbayes.runs.sections import NetConfig
 from pfedbayes.serving.client import Client, Options, Predictor
 from pfedbayes.trust.calibration import DRAWS, Scores
+from pfedbayes.trust.conformal import Calibration
 from pfedbayes.trust.recalibration import Map
 
 
@@ -115,6 +116,7 @@ def _thresholds(predictor: Predictor) -> dict[str, Any]:
     The client answers if -log(1 - p) of the label exceeds `answer`.
     """
     sets, rule = predictor.guarantees
+    assert isinstance(sets, Calibration)  # noqa: S101, exports have one threshold
     return {
         "coverage": predictor.options.coverage,
         "sets": None if sets.is_trivial else sets.threshold,
@@ -186,7 +188,7 @@ def _weights(tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
 
 def _scores(tensors: dict[str, Tensor], whose: str) -> Scores:
     """Return calibration scores, of which a regression has only the first kind."""
-    found = [tensors.get(f"{whose}.{name}") for name in Scores._fields]
+    found = [tensors.get(f"{whose}.{name}", Scores._field_defaults.get(name)) for name in Scores._fields]
     first = found[0]
     for values in found:
         if values is None or first is None or values.dim() != 1 or len(values) not in (0, len(first)):
