@@ -122,8 +122,8 @@ class ClassCalibration:
         always = f"; {trivial} with too few of them are in every set" if trivial else ""
         return (
             f"sets contain the truth for at least {1 - self.labels[0].alpha:.0%} of new examples of each label, on "
-            f"average over calibration sets: {own} labels by examples of this client, {pooled} by those of all clients together"
-            f"{always}"
+            f"average over calibration sets: {own} labels by examples of this client, {pooled} by those of all clients "
+            f"together{always}"
         )
 
 
