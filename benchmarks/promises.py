@@ -128,13 +128,16 @@ def main() -> None:
             cells[f"{name} {size}"] = [f"data.name={name}", f"data.size={size}"]
     for name, settings in cells.items():
         found = [split([*settings, *args.set], seed) for seed in range(1, args.splits + 1)]
-        ways = {
+        ways: dict[str, Any] = {
             way: {
                 key: [round(float(f([one[way][key] for one in found])), 4) for f in (np.mean, np.min, np.max)]
                 for key in found[0][way]
             }
             for way in ("raw", "calibrated")
         }
+        if "nll" in found[0]["raw"]:
+            worse = [one["calibrated"]["nll"] - one["raw"]["nll"] for one in found]
+            ways["NLL calibrated - raw"] = [round(float(f(worse)), 4) for f in (np.mean, np.min, np.max)]
         models = [one["calibrated models"] for one in found]
         print(json.dumps({"data": name, "splits": args.splits, "mean, min, max": ways, "maps": models}), flush=True)
 
