@@ -98,7 +98,7 @@ def calibration_bytes(federation: Federation, experiment: Experiment, rounds: in
         models["alone"] = copies.folds(alone=True) or [(copies.alone, validation)]
     for which, of_model in models.items():
         held = hold_clients(federation, _model_of(federation, which), of_model)
-        fitted = fit_maps(federation.model.likelihood, held)
+        fitted = fit_maps(federation.model.likelihood, held, len(of_model) > 1)
         raw = [each.scores(federation.model.likelihood) for each in held]
         tensors |= _score_tensors(which if fitted is None else f"{RAW_SCORES}.{which}", raw)
         if fitted is not None:

@@ -146,16 +146,17 @@ def hold_clients(federation: Federation, which: Which, folds: Sequence[Fold]) ->
     return found
 
 
-def fit_maps(likelihood: Likelihood, held: Sequence[Held]) -> Fitted | None:
+def fit_maps(likelihood: Likelihood, held: Sequence[Held], by_folds: bool = False) -> Fitted | None:
     """Return the maps of the clients that make predictions calibrated; None if raw predictions are as good.
 
-    Counts have none: a stretched distribution would not be one of whole numbers.
+    by_folds: whether the rows were predicted by models of folds. Counts have no maps: a stretched distribution would
+    not be one of whole numbers.
     """
     if likelihood.task == "count":
         return None
     # A client without rows takes no part.
     nothing = label_rows(torch.empty(0, 1), torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
-    fitted = fit([each.rows(likelihood) if len(each.y) else nothing for each in held])
+    fitted = fit([each.rows(likelihood) if len(each.y) else nothing for each in held], 2.0 if by_folds else 1.0)
     return None if fitted.maps.is_raw else fitted
 
 

@@ -6,7 +6,13 @@ a Gaussian prior around that of the federation: a client with few rows takes the
 federation.
 
 Cross-validation chooses between no map, a temperature, and a temperature with biases, and how much clients may differ.
-No map wins unless another improves the mean loss of all left-out rows by more than its standard error.
+No map wins unless another improves the mean loss of all left-out rows by more than its standard error, or by more than
+twice that if the rows were predicted by other models than the final ones, as in folds: these train on fewer rows, so
+they need another map.
+
+All this uses a smoothed loss, which adds one pseudo-row to all rows: it is predicted like an average row, and its label
+is a wrong one. By Laplace's rule of succession, new rows can be wrong even if no row has been. Otherwise a map would
+make an accurate model over-confident.
 """
 
 from __future__ import annotations
@@ -85,8 +91,8 @@ class Maps:
 class Rows(NamedTuple):
     """The losses of one client's rows under any map, and how they are divided for cross-validation."""
 
-    losses: Callable[[Tensor, Tensor | None], Tensor]
-    """Losses (n, G) for log factors (n, G), and biases (C,) or None."""
+    losses: Callable[[Tensor, Tensor | None, float], Tensor]
+    """Losses (n, G) for log factors (n, G), biases (C,) or None, and the share of a pseudo-row in each row."""
     fold: Tensor
     """The fold (n,) of each row, from 0 on."""
     labels: tuple[Tensor, Tensor] | None = None
@@ -112,10 +118,13 @@ class Fitted(NamedTuple):
 
 
 def label_rows(log_probs: Tensor, y: Tensor, fold: Tensor) -> Rows:
-    """Return the rows of a classification."""
+    """Return the rows of a classification.
+
+    The label of the pseudo-row is the most probable one that is not the true label of the row.
+    """
     log_probs = log_probs.double().clamp_min(-1e4)
 
-    def losses(log_factors: Tensor, bias: Tensor | None) -> Tensor:
+    def losses(log_factors: Tensor, bias: Tensor | None, pseudo: float) -> Tensor:
         parts = []
         at_once = max(1, AT_ONCE // (log_factors.shape[1] * log_probs.shape[1]))
         for x, labels, factors in zip(
@@ -123,17 +132,22 @@ def label_rows(log_probs: Tensor, y: Tensor, fold: Tensor) -> Rows:
         ):
             logits = factors.exp()[..., None] * x[:, None]
             logits = logits if bias is None else logits + bias
-            picked = logits.gather(-1, labels[:, None, None].expand(*logits.shape[:-1], 1)).squeeze(-1)
-            parts.append(logits.logsumexp(-1) - picked)
+            place = labels[:, None, None].expand(*logits.shape[:-1], 1)
+            total, true = logits.logsumexp(-1), logits.gather(-1, place).squeeze(-1)
+            other = logits.scatter(-1, place, -torch.inf).amax(-1) if pseudo else true
+            parts.append((1 + pseudo) * total - true - pseudo * other)
         return torch.cat(parts)
 
     return Rows(losses, fold, (log_probs, y))
 
 
 def number_rows(log_density: Callable[[Tensor], Tensor], mean: Tensor, y: Tensor, fold: Tensor) -> Rows:
-    """Return the rows of a regression. log_density: of the prediction (n,) at targets (n, d); mean, y: (n, d)."""
+    """Return the rows of a regression. log_density: of the prediction (n,) at targets (n, d); mean, y: (n, d).
 
-    def losses(log_factors: Tensor, bias: Tensor | None) -> Tensor:
+    There is no pseudo-row.
+    """
+
+    def losses(log_factors: Tensor, bias: Tensor | None, pseudo: float) -> Tensor:
         found = []
         for log_factor in torch.split(log_factors.to(y), 1, 1):
             stretched = mean + (y - mean) / log_factor.exp()
@@ -143,51 +157,61 @@ def number_rows(log_density: Callable[[Tensor], Tensor], mean: Tensor, y: Tensor
     return Rows(losses, fold)
 
 
-def fit(clients: Sequence[Rows]) -> Fitted:
-    """Return the maps with the smallest loss by cross-validation."""
+def fit(clients: Sequence[Rows], margin: float = 1.0) -> Fitted:
+    """Return the maps with the smallest loss by cross-validation.
+
+    margin: improve on no map by more than this many standard errors.
+    """
     folds = max((int(rows.fold.max()) + 1 for rows in clients if len(rows.fold)), default=0)
     raw = Maps(torch.zeros(len(clients) + 1, dtype=torch.float64))
-    none = [_own_losses(rows, [raw] * folds, i) for i, rows in enumerate(clients)]
-    raw_losses = torch.cat(none) if none else torch.empty(0)
+    pseudo = 1 / max(1, sum(len(rows.fold) for rows in clients))
+
+    def unseen_losses(maps: Sequence[Maps], share: float) -> Tensor:
+        parts = [_own_losses(rows, maps, i, share) for i, rows in enumerate(clients)]
+        return torch.cat(parts) if parts else torch.empty(0)
+
+    raw_losses, raw_smoothed = (unseen_losses([raw] * folds, share) for share in (0.0, pseudo))
     without = Fitted(raw, [raw] * folds, float(raw_losses.mean()) if len(raw_losses) else 0.0, 0.0)
     without = without._replace(loss=without.raw_loss)
     if len(raw_losses) < LEAST_ROWS or folds < 2 or not bool(raw_losses.isfinite().all()):
         return without
-    best, least = without, without.raw_loss
+    best, least = without, float(raw_smoothed.mean())
     for with_bias in (False, True) if all(rows.labels for rows in clients if len(rows.fold)) else (False,):
         biases = [_bias(clients, k) if with_bias else None for k in (*range(folds), -1)]
         sums = (
-            [_sums(clients, bias, folds) for bias in biases]
+            [_sums(clients, bias, folds, pseudo) for bias in biases]
             if with_bias
-            else [_sums(clients, None, folds)] * (folds + 1)
+            else [_sums(clients, None, folds, pseudo)] * (folds + 1)
         )
         for spread in SPREADS:
             maps = [_maps(sums[k], k, spread, bias) for k, bias in enumerate(biases)]
-            losses = torch.cat([_own_losses(rows, maps[:-1], i) for i, rows in enumerate(clients)])
-            gain, mean = raw_losses - losses, float(losses.mean())
+            smoothed = unseen_losses(maps[:-1], pseudo)
+            gain, mean = raw_smoothed - smoothed, float(smoothed.mean())
             error = float(gain.std()) / math.sqrt(len(gain))
-            if mean < least and float(gain.mean()) > error:
-                best, least = Fitted(maps[-1], maps[:-1], without.raw_loss, mean), mean
+            if mean < least and float(gain.mean()) > margin * error:
+                loss = float(unseen_losses(maps[:-1], 0.0).mean())
+                if loss < without.raw_loss:
+                    best, least = Fitted(maps[-1], maps[:-1], without.raw_loss, loss), mean
     return best
 
 
-def _own_losses(rows: Rows, without_fold: Sequence[Maps], client: int) -> Tensor:
+def _own_losses(rows: Rows, without_fold: Sequence[Maps], client: int, pseudo: float) -> Tensor:
     """Return the loss (n,) of each row of a client under the maps that were fitted without its fold."""
     found = torch.empty(len(rows.fold), dtype=torch.float64)
     for k in sorted(set(rows.fold.tolist())):
         maps = without_fold[k]
         inside = rows.fold == k
         factors = maps.log_factors[client].expand(len(rows.fold), 1)
-        found[inside] = rows.losses(factors, maps.bias)[inside, 0]
+        found[inside] = rows.losses(factors, maps.bias, pseudo)[inside, 0]
     return found
 
 
-def _sums(clients: Sequence[Rows], bias: Tensor | None, folds: int) -> Tensor:
+def _sums(clients: Sequence[Rows], bias: Tensor | None, folds: int, pseudo: float) -> Tensor:
     """Return the summed losses (N, folds, G) of each client and fold on the grid."""
     sums = torch.zeros(len(clients), folds, len(GRID), dtype=torch.float64)
     for i, rows in enumerate(clients):
         if len(rows.fold):
-            sums[i].index_add_(0, rows.fold, rows.losses(GRID.expand(len(rows.fold), -1), bias))
+            sums[i].index_add_(0, rows.fold, rows.losses(GRID.expand(len(rows.fold), -1), bias, pseudo))
     return sums
 
 
