@@ -5,6 +5,7 @@ python load_export.py town.safetensors new.csv
 
 import csv
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -162,7 +163,10 @@ def predict(about: dict, weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor,
             below = nn.functional.pad(nn.functional.pad(ends.sigmoid(), (0, 1), value=1.0), (1, 0))
             drawn = below.diff().log()
         chances = drawn.softmax(-1)
-        return chances.mean(0), chances.std(0, correction=0)
+        # The map that makes the averaged prediction calibrated.
+        bias = torch.tensor(about.get("bias") or [0.0])
+        logits = math.exp(about.get("log_factor", 0.0)) * chances.mean(0).log() + bias
+        return logits.softmax(-1), chances.std(0, correction=0)
     means, noise = drawn, torch.tensor(about["sigma_eps"] or 0.0)
     kind = (about.get("likelihood") or {}).get("name")
     if kind == "survival":
@@ -184,7 +188,8 @@ def predict(about: dict, weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor,
     elif about["learned_noise"] or (kind == "gaussian" and about["sigma_eps"] is None):
         means, noise = drawn[..., :-1], nn.functional.softplus(drawn[..., -1:])
     variance = noise.square().expand_as(means).mean(0) + means.var(0, correction=0)
-    return means.mean(0) * target["deviation"] + target["mean"], variance.sqrt() * target["deviation"]
+    factor = math.exp(about.get("log_factor", 0.0)) * target["deviation"]
+    return means.mean(0) * target["deviation"] + target["mean"], variance.sqrt() * factor
 
 
 if __name__ == "__main__":

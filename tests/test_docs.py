@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import pfedbayes
 from federations import EXACT, difference, trained
 from pfedbayes.methods import FedAvg
 from pfedbayes.runs.execute import execute
@@ -158,7 +159,9 @@ def test_the_prediction_of_the_page_on_own_data_works(tmp_path, monkeypatch, cap
     assert names["chances"].shape == (100, 2, 3)
     assert "('0', '1', '2')" in capsys.readouterr().out
     (tmp_path / "east.csv").write_text("a,b,outcome\n" + "".join(f"{k % 7},x,{k % 3}\n" for k in range(40)))
-    probabilities = torch.from_numpy(run_block(by_client)["predicted"]["p_2"])
+    run_block(by_client)
+    raw = pfedbayes.open_client("runs/clinics-pfedbayes", "north", raw=True)
+    probabilities = torch.from_numpy(raw.predict("new.csv")["p_2"])
     assert torch.allclose(probabilities, names["chances"].mean(0)[:, 2], atol=1e-5)
     assert "by cross-validation in 5 folds" in capsys.readouterr().out
 

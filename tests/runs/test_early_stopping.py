@@ -10,9 +10,10 @@ import pfedbayes
 from federations import federation
 from pfedbayes import runs
 from pfedbayes.errors import UserError
+from pfedbayes.maths.likelihoods import Classification
 from pfedbayes.methods import METHODS, FedAvg
 from pfedbayes.report import render, tables
-from pfedbayes.runs.early_stopping import EarlyStopping, validation_loss
+from pfedbayes.runs.early_stopping import EarlyStopping, _losses, validation_loss
 from pfedbayes.runs.execute import execute
 from pfedbayes.runs.experiment import Evaluation, read_experiment
 
@@ -39,7 +40,11 @@ def test_the_best_round_is_kept_and_training_stops(tmp_path, seeds):
     steps = finish(tmp_path / "run", seeds=seeds)
     run = runs.read_run(tmp_path / "run")
     by_round = losses(run)
-    best = min(by_round, key=by_round.get)
+    best = run.summary.kept_round
+    # No worse than the best round by more than chance allows, and not later: rounds before it are worse.
+    assert by_round[best] < min(by_round.values()) + 0.05
+    assert best <= min(by_round, key=by_round.get)
+    assert all(by_round[earlier] > by_round[best] for earlier in by_round if earlier < best)
     stopped = steps[-1].round
     assert stopped == run.summary.rounds == best + 6 < 60
     assert run.summary.kept_round == best
@@ -79,6 +84,7 @@ def test_seeds_together_are_judged_by_their_mean(tmp_path):
 def same_files(one, other):
     a, b = runs.read_checkpoint(one), runs.read_checkpoint(other)
     assert (a.round, a.best.round, a.best.loss) == (b.round, b.best.round, b.best.loss)
+    assert torch.equal(a.best.row_losses, b.best.row_losses)
     for tensors, others in ((a.tensors, b.tensors), (a.best.tensors, b.best.tensors)):
         assert tensors.keys() == others.keys()
         assert all(tensors[name].equal(others[name]) for name in tensors)
@@ -144,16 +150,55 @@ def test_every_method_can_stop_early(tmp_path, name):
     assert all(math.isfinite(loss) for loss in losses(run).values())
 
 
+def all_of(loss, size=4):
+    losses = torch.full((1, size), loss).double()
+    return losses, losses
+
+
+def considered(monkeypatch, *rounds):
+    """The rounds that are the best one in turn, given the losses of rows in each round."""
+    stopping, ours, kept = EarlyStopping(100, Evaluation()), federation(FedAvg()), []
+    for losses in rounds:
+        pair = (torch.tensor([losses]).double(),) * 2
+        monkeypatch.setattr("pfedbayes.runs.early_stopping.row_losses", lambda *_, pair=pair: pair)
+        before = stopping.best
+        stopping.consider(ours)
+        kept.append(stopping.best is not before)
+    return kept
+
+
+def test_a_round_within_the_noise_of_the_best_is_not_better(monkeypatch):
+    # The second round gains 0.1 on average, with a standard error of 0.25; the third one as much without noise.
+    first, noisy, steady = [1.0] * 4, [0.4, 1.4, 0.4, 1.4], [0.9] * 4
+    assert considered(monkeypatch, first, noisy, steady) == [True, False, True]
+    # Small steps add up.
+    assert considered(monkeypatch, [1.0, 1.0], [0.9, 1.05], [0.8, 0.9]) == [True, False, True]
+
+
+def test_luck_on_a_handful_of_rows_does_not_pay():
+    """Six validation rows: an over-confident model that is right on all of them has the smaller NLL, and loses."""
+    logits = {"modest": 2.5, "sure": 12.0}
+    found = {}
+    for name, gap in logits.items():
+        outputs = torch.tensor([[gap, 0.0]] * 6).double()[None, None]
+        own, other = _losses(Classification(), outputs, torch.zeros(1, 6, dtype=torch.int64))
+        found[name] = (float(own.mean()), float(((6 * own + other) / 7).mean()))
+    assert found["sure"][0] < 0.003 < found["modest"][0]
+    assert found["sure"][1] > found["modest"][1]
+    # With many rows the difference is that of the NLL.
+    assert (600 * found["sure"][0] + 12) / 601 < (600 * found["modest"][0] + 2.5) / 601
+
+
 def test_a_loss_that_is_no_number_is_never_the_best(monkeypatch):
     stopping = EarlyStopping(3, Evaluation())
     ours = federation(FedAvg())
-    monkeypatch.setattr("pfedbayes.runs.early_stopping.validation_loss", lambda *_: math.nan)
+    monkeypatch.setattr("pfedbayes.runs.early_stopping.row_losses", lambda *_: all_of(math.nan))
     assert math.isnan(stopping.consider(ours))
     assert stopping.best is None
     assert [stopping.is_over(round) for round in (2, 3)] == [False, True]
-    monkeypatch.setattr("pfedbayes.runs.early_stopping.validation_loss", lambda *_: 1.0)
+    monkeypatch.setattr("pfedbayes.runs.early_stopping.row_losses", lambda *_: all_of(1.0))
     stopping.consider(ours)
-    monkeypatch.setattr("pfedbayes.runs.early_stopping.validation_loss", lambda *_: math.nan)
+    monkeypatch.setattr("pfedbayes.runs.early_stopping.row_losses", lambda *_: all_of(math.nan))
     stopping.consider(ours)
     assert stopping.best.loss == 1.0
 

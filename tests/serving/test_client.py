@@ -19,7 +19,8 @@ from pfedbayes.errors import UserError
 from pfedbayes.maths.likelihoods import Classification, Regression
 from pfedbayes.maths.metrics import confidence, log_average
 from pfedbayes.runs.sections import NetConfig
-from pfedbayes.serving.client import Client, Options, Predictor, _free, predict_file
+from pfedbayes.serving.client import Client, Predictor, _free, predict_file
+from pfedbayes.serving.options import Options
 from pfedbayes.serving.portable import _thresholds
 from pfedbayes.trust import abstention, conformal
 from pfedbayes.trust.calibration import NO_SCORES, Scores
@@ -54,7 +55,8 @@ def test_new_rows_are_predicted_with_doubt_abstention_and_sets(home, run):
     assert lines[0].startswith(f"60 rows by the model of north; it abstains on {out['abstain'].sum()} of them")
     assert "sets contain the truth for at least 90% of new examples of this client" in lines[1]
     assert "at most 8.00% of the answers to all clients together are wrong, with 95% confidence" in lines[2]
-    assert "also chose the round" in lines[3]
+    assert lines[3].startswith("- menu: share answered by")
+    assert "also chose the round" in lines[5]
 
 
 def test_the_models_are_those_of_the_run(home):
@@ -66,7 +68,7 @@ def test_the_models_are_those_of_the_run(home):
     rows = federation.shards.validation[1]
     x, y = federation.shards.x[rows], federation.shards.y[rows]
     outputs = federation.predict("personal", 1, x, samples=100)
-    client = package.open_client(home / "outcome", "north")
+    client = package.open_client(home / "outcome", "north", raw=True)
     assert federation.shards.names[1] == "north"
     log_probs = log_average(outputs)
     assert torch.from_numpy(client.predictor(Options()).columns(x)["p_ill"]) == pytest.approx(
@@ -77,6 +79,17 @@ def test_the_models_are_those_of_the_run(home):
     assert client.own.sure == pytest.approx(confidence(log_probs), rel=1e-4)
     assert torch.equal(client.own.wrong, log_probs.argmax(-1) != y)
     assert len(client.of_all.odd) == sum(map(len, federation.shards.validation))
+    # By default the predictions are calibrated: on these rows the NLL is smaller.
+    calibrated = package.open_client(home / "outcome", "north")
+    assert not calibrated.map.is_raw
+    columns = calibrated.predictor(Options()).columns(x)
+    chosen = torch.from_numpy(np.stack([columns["p_ill"], columns["p_well"]], 1))
+    assert torch.allclose(chosen, calibrated.map.of_labels(log_probs).exp().to(chosen), atol=1e-6)
+    assert float(chosen.log().gather(1, y[:, None]).mean()) > float(log_probs.gather(1, y[:, None]).mean())
+    assert not any("cross-fitting" in line for line in client.statements())
+    assert any("cross-fitting, so the guarantees hold approximately" in line for line in calibrated.statements())
+    assert len(calibrated.own.odd) == len(client.own.odd)
+    assert not torch.equal(calibrated.own.sure, client.own.sure)
 
 
 def test_no_rows_of_the_clients_are_kept(home):
@@ -85,7 +98,9 @@ def test_no_rows_of_the_clients_are_kept(home):
     tensors = load_file(home / "outcome" / runs.CALIBRATION)
     rows = int(tensors["sizes"].sum())
     of_clients = {name for name in tensors if name.startswith("inputs.")}  # a Gaussian of at most 20 directions
-    assert {tuple(tensor.shape) for name, tensor in tensors.items() if name not in of_clients} == {(3,), (rows,)}
+    # Of clients, of rows, and of maps: one number per client and one for all, and one per class.
+    shapes = {tuple(tensor.shape) for name, tensor in tensors.items() if name not in of_clients}
+    assert shapes == {(3,), (rows,), (0,), (4,), (2,)}
     width = tensors["inputs.mean"].shape[1]
     assert tensors["inputs.components"].shape == (int(tensors["inputs.sizes"].sum()), width)
     assert of_clients == {f"inputs.{name}" for name in ("mean", "components", "variances", "rest", "sizes")}
@@ -155,9 +170,33 @@ def test_the_python_api_takes_frames(home):
     assert any("predicted with 7" in line for line in client.statements(samples=7))
 
 
+def test_sets_and_intervals_of_all_kinds(home, run):
+    sizes = {}
+    for kind in ("lac", "aps", "raps"):
+        done = run("predict", "outcome", "--client", "north", "--input", "new.csv", "-o", "k.csv", "--sets", kind)
+        out = pandas.read_csv(home / "k.csv")
+        assert all(label in words.split("|") for label, words in zip(out["label"], out["conformal_set"], strict=True))
+        sizes[kind] = [len(words.split("|")) for words in out["conformal_set"]]
+        assert (
+            np.mean([truth in words for truth, words in zip(out["outcome"], out["conformal_set"], strict=True)]) > 0.8
+        )
+    assert sizes["aps"] != sizes["lac"]
+    done = run("predict", "outcome", "--client", "north", "--input", "new.csv", "--class-conditional", "--json")
+    conformal = json.loads(done.out.splitlines()[-1])["conformal"]
+    assert len(conformal["labels"]) == 2
+    assert "of new examples of each label" in done.err
+    run("predict", "cost", "--client", "south", "--input", "new.csv", "-o", "q.csv", "--intervals", "quantile")
+    out = pandas.read_csv(home / "q.csv")
+    truth = 100 * pandas.to_numeric(out["age"])
+    assert ((out["conformal_lower"] < truth) & (truth < out["conformal_upper"])).mean() > 0.8
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["cost", "--client", "north", "--sets", "aps"], "--sets and --class-conditional are for labels"),
+        (["cost", "--client", "north", "--class-conditional"], "--sets and --class-conditional are for labels"),
+        (["outcome", "--client", "north", "--intervals", "quantile"], "--intervals is for numbers"),
         (["outcome", "--client", "nort"], "has no client 'nort', only east, north, south"),
         (["outcome", "--client", "nort"], "--shared, or train a model for it with pfedbayes personalize"),
         (["outcome"], "no client is given: add --client with one of east, north, south"),
@@ -247,7 +286,7 @@ class TestLabelsByHand:
 
     def columns(self, **options):
         odd = torch.tensor([0.0] * 15 + [0.5] * 5).double()  # scores with ties: 90 % are at most 0.5
-        client = made_client(Classification(), self.target, self.outputs, Scores(odd, odd, odd > 1))
+        client = made_client(Classification(), self.target, self.outputs, Scores(odd, odd, odd > 0.2))
         return client.predictor(Options(**options)).columns(self.x)
 
     def test_it_abstains_below_the_given_probability(self):
@@ -279,9 +318,9 @@ class TestPredictor:
         assert titles == ["the model of north", "the shared model for north", "the shared model"]
 
     def test_defaults(self):
-        assert Options() == (100, 0.9, None, None, (), None)
+        assert Options() == (100, 0.9, None, None, (), None, "lac", False, "normalised")
         sets, rule = self.client().predictor(Options()).guarantees
-        assert (sets.alpha, rule.target, rule.delta) == (pytest.approx(0.1), 0.05, 0.05)
+        assert (sets.alpha, rule.target, rule.delta, rule.answered) == (pytest.approx(0.1), 0.05, 0.05, 100)
         assert self.client().predictor(Options(abstain_at=0.6)).guarantees.rule is None
         assert self.client().predictor(Options(error=0.2)).guarantees.rule.target == 0.2
 
@@ -292,11 +331,11 @@ class TestPredictor:
         )
         assert (drawn.is_stochastic, fixed.is_stochastic, self.client().is_stochastic) == (True, False, False)
         assert [line.split(":")[0] for line in drawn.statements()] == [
-            "conformal sets", "abstention", "a note",
+            "conformal sets", "abstention", "menu", "a note",
             "all of this for new rows from the same source as the calibration rows",
         ]  # fmt: skip
         few = "calibrated with 100 draws but predicted with 7, so it holds only roughly"
-        assert (drawn.statements(samples=7)[2], few in fixed.statements(samples=7)) == (few, False)
+        assert (drawn.statements(samples=7)[3], few in fixed.statements(samples=7)) == (few, False)
         given = "abstention: at the given threshold 0.6, without a guarantee"
         assert drawn.statements(abstain_at=0.6)[1] == given
         numbers = made_client(Regression(2.0), TestNumbersByHand.target, TestNumbersByHand.outputs)
@@ -341,12 +380,13 @@ class TestPredictor:
         wrong = self.right._replace(wrong=torch.linspace(1, 5, 100) < 2)
         assert thresholds(self.right, error=0.3) == {
             "coverage": 0.9,
-            "sets": pytest.approx(float(self.right.odd[90])),
+            "sets": 0.0,  # all are right, so the most probable label is enough
             "error": 0.3,
             "answer": None,
             "answers": "all",
         }
         some = thresholds(wrong, error=0.1)
+        assert some["sets"] == pytest.approx(float(self.right.odd[15]))  # 10 of the 25 wrong ones may be left out
         assert (some["answer"] > 1, some["answers"]) == (True, "some")
         few = thresholds(NO_SCORES, coverage=0.8)
         assert (few["coverage"], few["sets"], few["answer"], few["answers"]) == (0.8, None, None, "none")

@@ -16,8 +16,8 @@ from pfedbayes.maths.ranking import auroc
 from pfedbayes.runs.execute import execute
 from pfedbayes.runs.experiment import read_experiment
 from pfedbayes.serving import portable
-from pfedbayes.serving.client import Options
 from pfedbayes.serving.export import MeanNetwork, export
+from pfedbayes.serving.options import Options
 from pfedbayes.serving.portable import client_bytes, read_client
 from pfedbayes.trust.gate import NO_SUMMARIES, share_of_others
 

@@ -73,7 +73,7 @@ class TestScores:
 
     def test_all_of_one_length_or_only_the_first(self):
         assert all(map(torch.equal, self.scores(), Scores(ONE, ONE, ONE > 2)))
-        assert [len(values) for values in self.scores(sure=ONE[:0], wrong=ONE[:0] > 2)] == [3, 0, 0]
+        assert [len(values) for values in self.scores(sure=ONE[:0], wrong=ONE[:0] > 2)] == [3] + [0] * 6
 
     @pytest.mark.parametrize("change", [{"odd": None}, {"sure": None}, {"wrong": None}, {"sure": ONE[:2]}])
     def test_missing_ones_and_other_lengths(self, change):

@@ -45,7 +45,8 @@ def test_every_method_predicts_what_its_federation_does(tmp_path, name):
     for which in federation.models():
         samples = 20 if federation.method.about.stochastic else None
         expected = log_average(federation.predict(which, 1, x, samples)).exp()
-        client = package.open_client(tmp_path / "run", federation.shards.names[1], shared=which == "shared")
+        site = federation.shards.names[1]
+        client = package.open_client(tmp_path / "run", site, shared=which == "shared", raw=True)
         out = client.predict(tmp_path / "new.npz", samples=20)
         assert np.stack([out[f"p_{k}"] for k in range(3)], 1) == pytest.approx(expected.numpy(), abs=1e-5)
         assert torch.equal(client.outputs(20)(x), trained_model(federation, which, 1).outputs(20)(x))

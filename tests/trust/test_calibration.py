@@ -8,7 +8,7 @@ from pfedbayes.errors import UserError
 from pfedbayes.evaluation.posterior import trained_model
 from pfedbayes.maths.likelihoods import Classification, Regression
 from pfedbayes.methods import PFedBayes
-from pfedbayes.trust import abstention
+from pfedbayes.trust import abstention, conformal
 from pfedbayes.trust.calibration import (
     DELTA,
     DRAWS,
@@ -16,8 +16,8 @@ from pfedbayes.trust.calibration import (
     Scores,
     concatenate,
     guarantee,
+    hold_clients,
     score,
-    score_clients,
 )
 
 
@@ -49,7 +49,7 @@ def test_whose_examples_count_does_not_depend_on_how_they_turned_out():
 def test_scores_of_labels_and_of_numbers_by_hand():
     log_probs = torch.tensor([[[0.7, 0.3], [0.2, 0.8]]]).double().log()
     labels = score(Classification(), log_probs, torch.tensor([0, 0]))
-    assert labels.odd.tolist() == pytest.approx([0.3, 0.8])
+    assert labels.odd.tolist() == pytest.approx([0.0, 0.8])
     assert labels.sure.tolist() == pytest.approx([-math.log(0.3), -math.log(0.2)])
     assert labels.wrong.tolist() == [False, True]
     numbers = score(Regression(2.0), torch.tensor([[[1.0], [3.0]]]), torch.tensor([[5.0], [3.0]]))
@@ -59,15 +59,37 @@ def test_scores_of_labels_and_of_numbers_by_hand():
     assert concatenate([]) is NO_SCORES
 
 
-def test_clients_without_rows_are_skipped_and_the_shared_model_is_asked_with_the_same_draws():
+def test_clients_without_rows_have_none_and_the_shared_model_is_asked_with_the_same_draws():
     ours = trained(PFedBayes(), 1)
     sets = [ours.shards.test[0], ours.shards.test[1][:0], ours.shards.test[2]]
     for which in ("personal", "shared"):
-        first, last = score_clients(ours, which, [(0, sets)])
-        for client, found in ((0, first), (2, last)):
+        held = hold_clients(ours, which, [(0, sets)])
+        assert [len(each.y) for each in held] == [len(rows) for rows in sets]
+        assert held[1].scores(ours.model.likelihood) is NO_SCORES
+        for client in (0, 2):
             batch = ours.batch_of(sets[client])
             outputs = trained_model(ours, which, client).outputs(DRAWS)(batch.x)
+            found = held[client].scores(ours.model.likelihood)
             assert torch.equal(found.odd, score(ours.model.likelihood, outputs, batch.y).odd)
+            assert held[client].fold.tolist() == [k % 5 for k in range(len(sets[client]))]
+
+
+def test_files_of_early_versions_have_only_the_scores_that_they_had():
+    early = some_scores(100, 20)
+    for kind in ("aps", "raps", "quantile"):
+        with pytest.raises(UserError, match="early version"):
+            guarantee(early, NO_SCORES, 0.9, None, kind)
+    with pytest.raises(UserError, match="leave --class-conditional out"):
+        guarantee(early, NO_SCORES, 0.9, None, "lac", 3)
+
+
+def test_files_of_early_versions_give_no_empty_sets():
+    """They hold 1 - p for true labels that are the most probable ones, too."""
+    early = some_scores(100, 20)
+    few = early._replace(wrong=torch.arange(100) >= 95)
+    sets, _ = guarantee(few, NO_SCORES, 0.9, None)
+    assert (sets.threshold, conformal.calibrate(few.odd).threshold > 0.9) == (0, True)
+    assert guarantee(early, NO_SCORES, 0.9, None).sets == conformal.calibrate(early.odd * early.wrong, 1 - 0.9)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, 1.5])

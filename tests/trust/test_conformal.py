@@ -53,9 +53,10 @@ def test_coverage_of_a_calibration_has_the_beta_distribution(size, alpha):
 
 def test_lac_and_aps_scores_by_hand():
     log_probs = torch.tensor([[0.2, 0.7, 0.1]]).log()
-    assert_close(label_scores(log_probs), torch.tensor([[0.8, 0.3, 0.9]]))
-    # The most probable label is a part u of its own probability in, the next one all of that and a part of its own.
-    assert_close(label_scores(log_probs, torch.tensor([0.5])), torch.tensor([[0.8, 0.35, 0.95]]))
+    # The most probable label is in every set.
+    assert_close(label_scores(log_probs), torch.tensor([[0.8, 0.0, 0.9]]))
+    # The next one has all of its probability before it, and a part u of its own.
+    assert_close(label_scores(log_probs, torch.tensor([0.5])), torch.tensor([[0.8, 0.0, 0.95]]))
     assert_close(true_scores(label_scores(log_probs), torch.tensor([2])), torch.tensor([0.9]))
 
 
@@ -76,6 +77,24 @@ def test_sets_cover_as_promised_though_the_model_is_wrong(kind):
     # 500 means of 100 examples and a Beta(33, 8): a standard error of about 0.0033.
     assert 0.8 - 0.01 < float(torch.stack(inside).mean()) < 0.8 + 1 / 41 + 0.01
     assert float(torch.stack(sizes).mean()) < 4
+
+
+@pytest.mark.parametrize("kind", ["lac", "aps"])
+def test_no_set_is_empty_and_a_good_model_covers_as_often_as_it_is_right(kind):
+    """A model that is right on 97 % needs one label to cover 90 %: every set is its most probable label."""
+    y = torch.randint(4, (4000,), generator=generator(0))
+    noise = torch.randn(4000, 4, generator=generator(1))
+    log_probs = (4 * torch.nn.functional.one_hot(y, 4) + 1.3 * noise).log_softmax(-1)
+    u = torch.rand(4000, generator=generator(2)) if kind == "aps" else None
+    scores = label_scores(log_probs, u)
+    right = float((log_probs.argmax(-1) == y).double().mean())
+    assert 0.95 < right < 0.99
+    for alpha, only_top in ((0.1, True), (0.005, False)):
+        calibration = calibrate(true_scores(scores[:2000], y[:2000]), alpha)
+        sets = label_sets(scores[2000:], calibration)
+        assert sets.gather(-1, log_probs[2000:].argmax(-1, keepdim=True)).all()
+        assert bool((sets.sum(-1) == 1).all()) == only_top
+        assert float(sets.gather(-1, y[2000:, None]).double().mean()) > 1 - alpha - 0.005
 
 
 def test_intervals_cover_as_promised_though_the_deviations_are_wrong():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -36,7 +36,8 @@ def predict(
         typer.Option("--out", "-o", help="A .csv, .tsv, .parquet or .npz file. Default: CSV to standard output."),
     ] = None,
     error: Annotated[
-        float | None, typer.Option(help="Abstain so that at most this share of the answers is wrong. Default: 0.05.")
+        float | None,
+        typer.Option(help="Abstain so that at most this share of the answers is wrong. Default: from the menu."),
     ] = None,
     abstain_at: Annotated[
         float | None,
@@ -44,12 +45,26 @@ def predict(
             help="Abstain below this probability (regression: above this standard deviation), without a guarantee."
         ),
     ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Leave out the map that makes the probabilities calibrated.")
+    ] = False,
     coverage: Annotated[
         float, typer.Option(help="Probability that a conformal set or interval contains the truth.")
     ] = 0.9,
     at: Annotated[
         str | None, typer.Option(help="For survival: the times whose probabilities are predicted, such as 365,730.")
     ] = None,
+    sets: Annotated[
+        Literal["lac", "aps", "raps"],
+        typer.Option(help="Sets of labels: smallest on average (lac), or growing with the uncertainty (aps, raps)."),
+    ] = "lac",
+    class_conditional: Annotated[
+        bool, typer.Option("--class-conditional", help="Let sets cover each label as often as all labels together.")
+    ] = False,
+    intervals: Annotated[
+        Literal["normalised", "quantile"],
+        typer.Option(help="Intervals from the mean and the deviation, or from quantiles of the prediction."),
+    ] = "normalised",
     samples: Annotated[int, typer.Option(min=1, max=MOST_DRAWS, help="Weight draws averaged in a prediction.")] = 100,
     others: Annotated[
         float | None,
@@ -73,12 +88,13 @@ def predict(
 
     pfedbayes predict runs/clinics-pfedbayes --shared --input new.csv
     """
-    from pfedbayes.serving.client import Options, predict_file
+    from pfedbayes.serving.client import predict_file
     from pfedbayes.serving.open import open_client
+    from pfedbayes.serving.options import Options
     from pfedbayes.serving.times import parse_times
 
-    predictor = open_client(source, client, shared, device, trust_module, model).predictor(
-        Options(samples, coverage, error, abstain_at, parse_times(at), others)
+    predictor = open_client(source, client, shared, device, trust_module, model, raw).predictor(
+        Options(samples, coverage, error, abstain_at, parse_times(at), others, sets, class_conditional, intervals)
     )
     outcome = predict_file(predictor, rows, out)
     abstained = "" if outcome.abstained is None else f"; it abstains on {outcome.abstained:,} of them"
@@ -178,7 +194,7 @@ def export(
         bool, typer.Option("--torch-export", help="Export the mean network only, as a .pt2 file of torch.export.")
     ] = False,
     error: Annotated[
-        float | None, typer.Option(help="Error rate of the abstention threshold in the file. Default: 0.05.")
+        float | None, typer.Option(help="Error rate of the abstention threshold in the file. Default: from the menu.")
     ] = None,
     coverage: Annotated[float, typer.Option(help="Coverage of the conformal threshold in the file.")] = 0.9,
     trust_module: TrustModule = False,
@@ -189,10 +205,10 @@ def export(
     uncertainty, for other programs; pfedbayes does not read them.
     """
     from pfedbayes.files.writing import writing
-    from pfedbayes.serving.client import Options
     from pfedbayes.serving.export import FORMATS
     from pfedbayes.serving.export import export as write
     from pfedbayes.serving.open import file_name, open_all, open_client
+    from pfedbayes.serving.options import Options
 
     if onnx and torch_export:
         raise UserError("--onnx and --torch-export are two file formats: choose one")

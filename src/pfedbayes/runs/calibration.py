@@ -31,12 +31,18 @@ from pfedbayes.trust.calibration import (
     Scores,
     concatenate,
     concatenate_summaries,
+    fit_maps,
+    hold_clients,
     predict_held_out,
-    score_clients,
     score_gated,
 )
 from pfedbayes.trust.gate import Gate, Summaries
+from pfedbayes.trust.recalibration import Maps
 from pfedbayes.trust.strangeness import Inputs
+
+# Names of tensors besides the scores.
+RAW_SCORES, FACTORS, BIAS = "raw", "log_factors", "bias"
+LARGEST = 20.0  # absolute value of a log factor or a bias in a file
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,10 @@ class CalibrationRecord:
     """By client, a Gaussian of its training inputs; none in files of early versions."""
     strange: dict[Served, list[Tensor]] = field(default_factory=dict)
     """By model and client, the scores (n, 2) that its strangeness needs, see `trust.strangeness`."""
+    raw_scores: dict[Served, list[Scores]] = field(default_factory=dict)
+    """By model with maps, the scores of predictions without a map."""
+    maps: dict[Served, Maps] = field(default_factory=dict)
+    """By model, how its predictions are calibrated; models that are missing have no map."""
 
     @property
     def task_shape(self) -> TaskShape:
@@ -109,8 +119,16 @@ def calibration_bytes(federation: Federation, experiment: Experiment, rounds: in
     if copies.alone is not None:
         models["alone"] = copies.folds(alone=True) or [(copies.alone, validation)]
     for which, of_model in models.items():
-        scores = concatenate(list(score_clients(federation, _model_of(federation, which), of_model)))
-        tensors |= {f"{which}.{name}": values.contiguous() for name, values in scores._asdict().items()}
+        held = hold_clients(federation, _model_of(federation, which), of_model)
+        fitted = fit_maps(federation.model.likelihood, held, len(of_model) > 1)
+        raw = [each.scores(federation.model.likelihood) for each in held]
+        tensors |= _score_tensors(which if fitted is None else f"{RAW_SCORES}.{which}", raw)
+        if fitted is not None:
+            calibrated = [each.scores(federation.model.likelihood, fitted, i) for i, each in enumerate(held)]
+            tensors |= _score_tensors(which, calibrated)
+            tensors[f"{which}.{FACTORS}"] = fitted.maps.log_factors.contiguous()
+            if fitted.maps.bias is not None:
+                tensors[f"{which}.{BIAS}"] = fitted.maps.bias.contiguous()
     bases = {which: (_model_of(federation, which), of_model) for which, of_model in models.items()}
     tensors |= reference_tensors(federation, bases, folds)
     if gate.applies(federation):
@@ -128,6 +146,11 @@ def calibration_bytes(federation: Federation, experiment: Experiment, rounds: in
         alone=copies.alone,
     )
     return tensor_bytes(tensors, {"run": json.dumps(to_json(about))})
+
+
+def _score_tensors(prefix: str, scores: Sequence[Scores]) -> dict[str, Tensor]:
+    together = concatenate(scores)._asdict()
+    return {f"{prefix}.{name}": values.contiguous() for name, values in together.items()}
 
 
 def _fitted_gates(federation: Federation, folds: Sequence[Fold]) -> dict[str, Tensor]:
@@ -169,11 +192,16 @@ def read_calibration(folder: Path) -> CalibrationRecord:
         preprocessing = Preprocessing.from_json(about.preprocessing, str(path))
         sizes = _sizes(tensors, len(about.names))
         scores: dict[Served, list[Scores]] = {}
+        raw_scores: dict[Served, list[Scores]] = {}
+        maps: dict[Served, Maps] = {}
         served: tuple[Served, ...] = ("personal", "shared", "alone")
         for which in served:
             if f"{which}.odd" in tensors:
-                fields = [_split(tensors, f"{which}.{name}", sizes) for name in Scores._fields]
-                scores[which] = [Scores(*parts) for parts in zip(*fields, strict=True)]
+                scores[which] = _read_scores(tensors, which, sizes)
+            if f"{which}.{FACTORS}" in tensors:
+                classes = preprocessing.target.classes
+                maps[which] = _read_maps(tensors, which, len(about.names), len(classes or ()))
+                raw_scores[which] = _read_scores(tensors, f"{RAW_SCORES}.{which}", sizes)
         net = NetConfig.from_section(about.net)
         gates: tuple[Gate, ...] = ()
         gated: tuple[Summaries, ...] = ()
@@ -200,8 +228,24 @@ def read_calibration(folder: Path) -> CalibrationRecord:
             raise ValueError(f"folds is {about.folds} and alone is {about.alone}")
     return CalibrationRecord(
         tuple(about.names), preprocessing, about.num_targets, net, about.chose_round, scores, about.rounds,
-        about.folds, about.alone, gates, gated, inputs, strange,
+        about.folds, about.alone, gates, gated, inputs, strange, raw_scores, maps,
     )  # fmt: skip
+
+
+def _read_scores(tensors: dict[str, Tensor], prefix: str, sizes: list[int]) -> list[Scores]:
+    fields = [_split(tensors, f"{prefix}.{name}", sizes) for name in Scores._fields]
+    return [Scores(*parts) for parts in zip(*fields, strict=True)]
+
+
+def _read_maps(tensors: dict[str, Tensor], which: Served, clients: int, classes: int) -> Maps:
+    """Return the maps of a model for this number of clients and classes (0 for numbers)."""
+    factors, bias = tensors[f"{which}.{FACTORS}"], tensors.get(f"{which}.{BIAS}")
+    for values, size in ((factors, clients + 1), (bias, classes)):
+        if values is not None and (values.dtype != torch.float64 or values.shape != (size,) or not size):
+            raise ValueError(f"the calibration of the {which} model has another shape")
+        if values is not None and not bool((values.abs() <= LARGEST).all()):
+            raise ValueError(f"the calibration of the {which} model is no number that it can have")
+    return Maps(factors, bias)
 
 
 def _sizes(tensors: dict[str, Tensor], clients: int) -> list[int]:
@@ -248,7 +292,8 @@ def read_summaries(tensors: dict[str, Tensor], prefix: str) -> Summaries:
 
 
 def _split(tensors: dict[str, Tensor], name: str, sizes: list[int]) -> Sequence[Tensor]:
-    values = tensors.get(name)
+    new = name.rpartition(".")[2] in Scores._field_defaults
+    values = tensors.get(name, Scores._field_defaults[name.rpartition(".")[2]] if new else None)
     if values is None or values.dim() != 1 or len(values) not in (0, sum(sizes)) or bool(values.isnan().any()):
         raise ValueError(f"the scores {name} do not fit")
     # A regression has no labels, so `sure` and `wrong` are empty.

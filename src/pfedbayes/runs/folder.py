@@ -46,6 +46,7 @@ CONFIG, INFO, LOG, STATE, CLIENTS, SUMMARY, REPORT, JOURNAL = (
 )  # fmt: skip
 PREPROCESSING, CALIBRATION, FINISHED = "preprocessing.json", "calibration.safetensors", "finished.safetensors"
 RESUME = "; the last checkpoint is intact: resume from it with pfedbayes run --resume"
+ROW_LOSSES = "row_losses"  # the tensor of `Best.row_losses`
 BEST = "best."  # prefix of the tensors of the best round
 NEW_RUN = "start the run again in a new folder"
 LARGEST_LOG = 2**36  # bytes
@@ -78,12 +79,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Best:
-    """The round with the smallest validation loss."""
+    """The round that early stopping keeps."""
 
     round: int
     loss: float
+    """Validation loss."""
     tensors: dict[str, Tensor]
     """State of the federation after that round."""
+    row_losses: Tensor | None = None
+    """Smoothed validation loss (S, n) by seed and row; None in checkpoints of early versions."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,11 @@ class Checkpoint:
 
         Otherwise the mapped file would keep its disk space after the next checkpoint has replaced it.
         """
-        best = self.best and replace(self.best, tensors={name: one.clone() for name, one in self.best.tensors.items()})
+        best = self.best and replace(
+            self.best,
+            tensors={name: one.clone() for name, one in self.best.tensors.items()},
+            row_losses=None if self.best.row_losses is None else self.best.row_losses.clone(),
+        )
         return replace(self, tensors={}, best=best)
 
 
@@ -200,7 +208,7 @@ def read_checkpoint(folder: Path, name: str = STATE) -> Checkpoint | None:
         meta, tensors, best = file.about, file.tensors(), None
         if "best_round" in meta:
             kept = {name.removeprefix(BEST): tensors.pop(name) for name in list(tensors) if name.startswith(BEST)}
-            best = Best(_count(meta, "best_round"), float(meta["best_loss"]), kept)
+            best = Best(_count(meta, "best_round"), float(meta["best_loss"]), kept, tensors.pop(ROW_LOSSES, None))
         return Checkpoint(_count(meta, "round"), float(meta["seconds"]), _count(meta, "log_bytes"), tensors, best)
 
 
@@ -304,6 +312,7 @@ class Writer:
         if best:
             meta |= {"best_round": str(best.round), "best_loss": repr(best.loss)}
             tensors = {**tensors, **{BEST + name: tensor for name, tensor in best.tensors.items()}}
+            tensors |= {} if best.row_losses is None else {ROW_LOSSES: best.row_losses}
         with replacing(self.folder / STATE, RESUME) as file:
             write_tensors(file, tensors, meta)
 

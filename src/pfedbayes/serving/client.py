@@ -18,39 +18,34 @@ from torch import Tensor
 from pfedbayes.data import Preprocessing
 from pfedbayes.data.own.familiarity import Familiarity
 from pfedbayes.data.own.new_rows import read_chunks
-from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Served
 from pfedbayes.evaluation.posterior import OutputFunction, Weights
 from pfedbayes.maths.likelihoods import Likelihood, is_of_labels, is_of_numbers, is_of_times
-from pfedbayes.maths.metrics import confidence, decompose_uncertainty, log_average, moments
+from pfedbayes.maths.metrics import Gaussians, confidence, decompose_uncertainty, entropy, log_average, moments
 from pfedbayes.runs.sections import NetConfig
 from pfedbayes.serving import times
+from pfedbayes.serving.options import Options, require
 from pfedbayes.serving.tables import open_table
 from pfedbayes.trust import conformal, gate
-from pfedbayes.trust.calibration import DELTA, DRAWS, Guarantees, Scores, guarantee, scores_at
+from pfedbayes.trust.calibration import (
+    DELTA,
+    DRAWS,
+    Guarantees,
+    ScoreKind,
+    Scores,
+    default_rule,
+    guarantee,
+    label_set_scores,
+    menus,
+    scores_at,
+    stretched_band,
+)
 from pfedbayes.trust.gate import Gate, Summaries
+from pfedbayes.trust.menu import Menu
+from pfedbayes.trust.recalibration import RAW, Map
 from pfedbayes.trust.strangeness import Reference, model_scores
 
 OUTPUTS_AT_ONCE = 1 << 24  # numbers, over all draws, that are computed in one pass
-DEFAULT_ERROR = 0.05
-
-
-class Options(NamedTuple):
-    """Settings of a prediction."""
-
-    samples: int = DRAWS
-    """Weight draws that are averaged."""
-    coverage: float = 0.9
-    """Probability with which conformal sets and intervals contain the truth."""
-    error: float | None = None
-    """Largest error rate among the answers; the client abstains on the other rows. Default for labels: 0.05."""
-    abstain_at: float | None = None
-    """Abstain below this probability of the label, or above this standard deviation, instead of by `error`."""
-    at: tuple[float, ...] = ()
-    """For survival, the times whose probabilities to survive are predicted. Default: three quarter points."""
-    others: float | None = None
-    """Share of the new rows whose labels the client has no rows of, for gated predictions; None to estimate it from the
-    rows that are predicted together."""
 
 
 class Gated(NamedTuple):
@@ -100,6 +95,8 @@ class Client:
     """The shared model, if predictions are gated."""
     reference: Reference | None = None
     """What the strangeness of new rows needs; None for a client that was not in the run and for early files."""
+    map: Map = RAW
+    """Makes the predictions calibrated."""
 
     @property
     def title(self) -> str:
@@ -135,33 +132,25 @@ class Client:
 
     def predictor(self, options: Options) -> Predictor:
         """Calibrate the client for these options."""
-        times.require_options(self.likelihood, options.error, options.abstain_at, options.at)
-        regression = self.likelihood.predicts != "labels"
-        if regression and options.error is not None:
-            raise UserError(
-                "--error bounds the share of wrong labels, but this model predicts numbers: leave --error out, or use "
-                "--abstain-at with a standard deviation"
-            )
-        if options.error is not None and options.abstain_at is not None:
-            raise UserError("--error and --abstain-at both set the threshold for abstaining: leave one of them out")
-        if options.abstain_at is not None and not 0 < options.abstain_at < (math.inf if regression else 1):
-            raise UserError(
-                f"--abstain-at is {options.abstain_at}: give a probability, or for numbers a standard deviation"
-            )
-        if options.others is not None and not 0 <= options.others <= 1:
-            raise UserError(f"--others is {options.others}: give a share between 0 and 1, e.g. 0.1")
+        require(options, self.likelihood, self.gated is not None)
         shared = self.gated and self.gated.outputs(options.samples)
-        return Predictor(self, options, self.guarantees(options), self.outputs(options.samples), shared)
+        return Predictor(self, options, *self.promises(options), self.outputs(options.samples), shared)
 
-    def guarantees(self, options: Options, share: float | None = None) -> Guarantees:
-        """Calibrate the client; gated predictions for a share of other labels, or that of the calibration rows."""
-        error = options.error
-        if error is None and options.abstain_at is None and self.likelihood.predicts == "labels":
-            error = DEFAULT_ERROR
-        own, of_all = self.own, self.of_all
+    def promises(self, options: Options, share: float | None = None) -> tuple[Guarantees, tuple[Menu, ...]]:
+        """Return the guarantees, and the menus of those at other error rates.
+
+        share: of other labels, for gated predictions; default: as among the calibration rows.
+        """
+        own, of_all, predicts = self.own, self.of_all, self.likelihood.predicts
         if self.gated is not None and (share := options.others if share is None else share) is not None:
             own, of_all = (scores_at(rows, share) for rows in (self.gated.own, self.gated.of_all))
-        return guarantee(own, of_all, options.coverage, error)
+        kind: ScoreKind = options.sets if predicts == "labels" else options.intervals
+        classes = len(self.preprocessing.target.classes or ()) if options.class_conditional else None
+        found = guarantee(own, of_all, options.coverage, options.error, kind, classes)
+        offered = menus(own, of_all) if predicts == "labels" else ()
+        if options.error is None and options.abstain_at is None and predicts == "labels":
+            found = found._replace(rule=default_rule(offered))
+        return found, offered
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,6 +169,8 @@ class Predictor:
     client: Client
     options: Options
     guarantees: Guarantees
+    menus: tuple[Menu, ...]
+    """What could be promised at other error rates: by the client's own calibration rows, and by those of all."""
     outputs: OutputFunction
     shared: OutputFunction | None = None
     """The output function of the shared model, if predictions are gated."""
@@ -208,7 +199,7 @@ class Predictor:
         for part in passes:
             outputs = self.outputs(part).cpu()
             by_model = model_scores(self.client.likelihood, outputs)
-            parts.append(make(outputs) | self._strangeness(by_model, part))
+            parts.append(make(part, outputs) | self._strangeness(by_model, part))
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _gated(self, passes: Sequence[Tensor]) -> dict[str, NDArray[Any]]:
@@ -221,7 +212,7 @@ class Predictor:
         if share is None:
             averages = torch.cat([log_average(likelihood.logits(shared(x).cpu())) for x in passes])
             share = gate.share_of_others(gate.parts(averages, averages, gated.gate).evidence, gated.gate.usual)
-        guarantees, found = self.client.guarantees(self.options, share), []
+        (guarantees, _), found = self.client.promises(self.options, share), []
         for x in passes:
             draws = [likelihood.logits(outputs(x).cpu()) for outputs in (self.outputs, shared)]
             personal, of_all = (log_average(logits) for logits in draws)
@@ -229,7 +220,7 @@ class Predictor:
             # A model without draws is paired with every draw of the other.
             single = gate.gated(draws[0].log_softmax(-1), draws[1].log_softmax(-1), gated.gate, share)
             evidence = gate.parts(personal, of_all, gated.gate).evidence
-            columns = self._columns(log_probs, single, guarantees)
+            columns = self._columns(x, single, log_probs, log_probs, guarantees)
             found.append(columns | self._strangeness(-evidence, x))
         return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
 
@@ -237,37 +228,51 @@ class Predictor:
         reference = self.client.reference
         return {} if reference is None else {"strangeness": reference.of(by_model, x.cpu()).numpy()}
 
-    def _labels(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
+    def _labels(self, x: Tensor, outputs: Tensor) -> dict[str, NDArray[Any]]:
         assert is_of_labels(self.client.likelihood)  # noqa: S101, checked by `columns`
-        outputs = self.client.likelihood.logits(outputs)
-        return self._columns(log_average(outputs), outputs, self.guarantees)
+        draws = self.client.likelihood.logits(outputs)
+        average = log_average(draws)
+        return self._columns(x, draws, average, self.client.map.of_labels(average), self.guarantees)
 
-    def _columns(self, log_probs: Tensor, outputs: Tensor, guarantees: Guarantees) -> dict[str, NDArray[Any]]:
-        """Return the columns of averaged log-probabilities (n, C) and the logits (K, n, C) of single draws."""
+    def _columns(
+        self, x: Tensor, draws: Tensor, average: Tensor, log_probs: Tensor, guarantees: Guarantees
+    ) -> dict[str, NDArray[Any]]:
+        """Return the columns of log-probabilities (n, C), which calibrate the average of draws (K, n, C) of logits."""
         classes = self.client.preprocessing.target.classes or ()
-        uncertainty = decompose_uncertainty(outputs, log_probs)
+        # The calibrated entropy is divided as the raw one.
+        parts = decompose_uncertainty(draws, average)
+        total = entropy(log_probs)
+        aleatoric = total * (parts.aleatoric / parts.total.clamp_min(torch.finfo(total.dtype).tiny)).clamp(0, 1)
         probs = log_probs.exp().numpy()
-        within = conformal.label_sets(conformal.label_scores(log_probs), guarantees.sets).numpy()
+        scores = label_set_scores(log_probs, self.options.sets, conformal.uniforms(x))
+        within = conformal.label_sets(scores, guarantees.sets).numpy()
         if guarantees.rule is not None:
             abstain = ~guarantees.rule.answers(confidence(log_probs)).numpy()
         else:
             abstain = probs.max(-1) < self.options.abstain_at
         return {
-            "label": np.array(classes)[probs.argmax(-1)],
+            "label": np.array(classes)[log_probs.argmax(-1).numpy()],
             **{f"p_{name}": probs[:, k] for k, name in enumerate(classes)},
-            "entropy": uncertainty.total.numpy(),
-            "aleatoric": uncertainty.aleatoric.numpy(),
-            "epistemic": uncertainty.epistemic.numpy(),
+            "entropy": total.numpy(),
+            "aleatoric": aleatoric.numpy(),
+            "epistemic": (total - aleatoric).numpy(),
             "abstain": abstain,
             "conformal_set": np.array(["|".join(np.array(classes)[row]) for row in within], dtype=str),
         }
 
-    def _numbers(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
+    def _numbers(self, x: Tensor, outputs: Tensor) -> dict[str, NDArray[Any]]:
         assert is_of_numbers(self.client.likelihood)  # noqa: S101, checked by `columns`
         target, likelihood = self.client.preprocessing.target, self.client.likelihood
-        predicted = moments(likelihood, outputs)
-        low, high = conformal.interval(predicted, self.guarantees.sets)
-        lower, upper = likelihood.interval(outputs, self.options.coverage)
+        predicted, factor = moments(likelihood, outputs), self.client.map.factor
+        ends = likelihood.interval(outputs, self.options.coverage)
+        lower, upper = (predicted.mean + factor * (end - predicted.mean) if factor != 1 else end for end in ends)
+        predicted = Gaussians(predicted.mean, factor * predicted.deviation, factor * predicted.model_deviation)
+        sets = self.guarantees.sets
+        assert isinstance(sets, conformal.Calibration)  # noqa: S101, numbers have no classes
+        if self.options.intervals == "quantile":
+            low, high = conformal.band_interval(stretched_band(likelihood, outputs, predicted.mean, factor), sets)
+        else:
+            low, high = conformal.interval(predicted, sets)
         noise = (predicted.deviation.square() - predicted.model_deviation.square()).clamp_min(0).sqrt()
         places = {
             "mean": predicted.mean,
@@ -287,10 +292,11 @@ class Predictor:
             columns["abstain"] = (inner["deviation"].amax(1) > self.options.abstain_at).numpy()
         return columns
 
-    def _times(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
+    def _times(self, x: Tensor, outputs: Tensor) -> dict[str, NDArray[Any]]:
         assert is_of_times(self.client.likelihood)  # noqa: S101, checked by `columns`
-        options = self.options
-        return times.columns(self.client.likelihood, outputs, options.coverage, options.at, self.guarantees.sets)
+        options, sets = self.options, self.guarantees.sets
+        assert isinstance(sets, conformal.Calibration)  # noqa: S101, times have no classes
+        return times.columns(self.client.likelihood, outputs, options.coverage, options.at, sets)
 
     def statements(self) -> list[str]:
         """Return sentences on what is guaranteed, from how many examples, and what is not."""
@@ -301,6 +307,7 @@ class Predictor:
             sentences.append(f"abstention: {rule.statement()}{self._hint()}")
         elif self.options.abstain_at is not None:
             sentences.append(f"abstention: at the given threshold {self.options.abstain_at:g}, without a guarantee")
+        sentences += [f"menu: {one.statement()}" for one in self.menus]
         if self.client.is_stochastic and self.options.samples != DRAWS:
             sentences.append(
                 f"calibrated with {DRAWS} draws but predicted with {self.options.samples}, so it holds only roughly"
@@ -317,8 +324,10 @@ class Predictor:
         sets, rule = self.guarantees
         plain: dict[str, Any] = {"conformal": dataclasses.asdict(sets), "abstention": rule and dataclasses.asdict(rule)}
         for each in filter(None, plain.values()):
-            each["threshold"] = each["threshold"] if math.isfinite(each["threshold"]) else None
-        return {**plain, "statements": self.statements()}
+            for one in each.get("labels", [each]):
+                one["threshold"] = one["threshold"] if math.isfinite(one["threshold"]) else None
+        menus = {one.whose: [offer.as_json() for offer in one.offers] for one in self.menus}
+        return {**plain, "menu": menus, "statements": self.statements()}
 
     def _hint(self) -> str:
         """Name the smallest error rate that the examples can show, if there are too few for the requested one."""

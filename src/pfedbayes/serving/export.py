@@ -1,6 +1,7 @@
 """Export a client: the whole model as safetensors (see `portable`), or its mean network as ONNX or by torch.export.
 
-The mean network has no uncertainty. It runs in other programs; this package does not read it.
+The mean network has no uncertainty, and its probabilities are not calibrated: the map of a client is for the average of
+its draws. It runs in other programs; this package does not read it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from pfedbayes.data.own.readers import optional
 from pfedbayes.errors import UserError
 from pfedbayes.files.writing import write_file
 from pfedbayes.nets import Pixels
-from pfedbayes.serving.client import Client, Options
+from pfedbayes.serving.client import Client
+from pfedbayes.serving.options import Options
 from pfedbayes.serving.portable import client_bytes
 from pfedbayes.serving.tables import require_folder
 from pfedbayes.trust.gate import gated

@@ -19,6 +19,7 @@ from pfedbayes.serving.saved_models import saved_models
 from pfedbayes.trust.calibration import NO_SCORES, concatenate, concatenate_summaries, scores_at
 from pfedbayes.trust.gate import is_open
 from pfedbayes.trust.joining import Verdict
+from pfedbayes.trust.recalibration import RAW
 from pfedbayes.trust.strangeness import Reference
 
 NEWCOMERS = "newcomers"  # the subfolder of a run with the clients that joined later
@@ -42,6 +43,7 @@ def open_client(
     device: str = "auto",
     trust_module: bool = False,
     model: str | None = None,
+    raw: bool = False,
 ) -> Client:
     """Return a client of a run folder, one that joined the run later (`join`), or one in a file (`export`).
 
@@ -50,7 +52,8 @@ def open_client(
     names for its network; else it is refused. model: "personal" (or "joined") is the client's model of the federation,
     "gated" the same with the shared model for labels that the client has no rows of, "alone" the one that it has
     trained alone, "shared" the shared one. Default: "alone" if cross-validation has found it to be better than the
-    personal one, else "gated" if the client lacks labels that others have, else "personal".
+    personal one, else "gated" if the client lacks labels that others have, else "personal". raw: leave out the map that
+    makes the probabilities calibrated; gated predictions have none, since their gate is fitted.
     """
     source = Path(source)
     if shared and model not in (None, "shared"):
@@ -68,6 +71,8 @@ def open_client(
             raise UserError(f"{source} is of {client.name!r} and not of {name!r}: correct --client")
         if wanted not in (None, client.which):
             raise UserError(f"{source} holds {client.title}: leave --model out, or give the run folder")
+        if raw and not client.map.is_raw:
+            raise UserError(f"{source} holds no scores of raw predictions: leave --raw out, or give the run folder")
         return client
     record = read_calibration(source)
     joined = {path.stem: path for path in sorted((source / NEWCOMERS).glob(f"*{SUFFIX}")) if not path.is_symlink()}
@@ -87,10 +92,10 @@ def open_client(
     if name is None and not shared:
         raise UserError(f"no client is given: add --client with one of {', '.join(record.names[:20])}, or --shared")
     if shared:
-        return _client(_models(source, record, "shared", device, trust_module), None, record, name, "shared")
+        return _client(_models(source, record, "shared", device, trust_module), None, record, name, "shared", raw=raw)
     which, why = _own_model(record, str(name), wanted, _verdicts(source))
     models = _both_models(source, record, which, device, trust_module)
-    return _client(*models, record, name, which, why)
+    return _client(*models, record, name, which, why, raw)
 
 
 def open_all(source: str | Path, device: str = "auto", trust_module: bool = False) -> Iterator[Client]:
@@ -184,6 +189,7 @@ def _client(
     name: str | None,
     which: Served,
     notes: tuple[str, ...] = (),
+    raw: bool = False,
 ) -> Client:
     index = record.names.index(name) if name in record.names else 0
     model = models(index)
@@ -193,14 +199,22 @@ def _client(
         raise UserError(
             f"the run has no calibration scores for its {which} model: finish it with pfedbayes run --resume"
         )
-    of_all = concatenate(record.scores[kind])
     if record.folds:
         caveats.append(out_of_fold(record.folds))
-    if record.chose_round and len(of_all.odd):
+    if record.chose_round and any(len(each.odd) for each in record.scores[kind]):
         caveats.append(
             "the calibration rows also chose the round that was kept, so they are not quite new to the models"
         )
-    gated, own = None, record.scores[kind][index] if name in record.names else NO_SCORES
+    scores, map = record.scores[kind], RAW
+    if raw and kind in record.maps:
+        scores = record.raw_scores[kind]
+    elif kind in record.maps and shared is None:
+        map = record.maps[kind].of(index if name in record.names else None)
+        caveats.append(
+            "the calibration rows also made the probabilities calibrated, by cross-fitting, so the guarantees hold "
+            "approximately; --raw predicts without it"
+        )
+    gated, own, of_all = None, scores[index] if name in record.names else NO_SCORES, concatenate(scores)
     if shared is not None:
         other, of_all_gated = shared(index), concatenate_summaries(record.gated)
         gated = Gated(record.gates[index], other.outputs, other.weights, record.gated[index], of_all_gated)
@@ -218,6 +232,7 @@ def _client(
         outputs=model.outputs,
         own=own,
         of_all=of_all,
+        map=map,
         notes=tuple(caveats),
         weights=model.weights,
         net=record.net,

@@ -23,13 +23,16 @@ from pfedbayes.maths.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.nets import Model, Net, Pixels, WithNoise
 from pfedbayes.nets.import_path import build_module, is_import_path, refuse_untrusted
 from pfedbayes.nets.layers import describe, rebuild
-from pfedbayes.runs.calibration import gate_tensors, read_gates, read_safetensors, read_summaries
+from pfedbayes.runs.calibration import LARGEST, gate_tensors, read_gates, read_safetensors, read_summaries
 from pfedbayes.runs.outcomes import as_object, of_object, require_width
 from pfedbayes.runs.references import inputs_tensors, read_inputs
 from pfedbayes.runs.schema import FORMAT
 from pfedbayes.runs.sections import NetConfig
-from pfedbayes.serving.client import Client, Gated, Options, Predictor
+from pfedbayes.serving.client import Client, Gated, Predictor
+from pfedbayes.serving.options import Options
 from pfedbayes.trust.calibration import DRAWS, Scores
+from pfedbayes.trust.conformal import Calibration
+from pfedbayes.trust.recalibration import Map
 from pfedbayes.trust.strangeness import Reference
 
 
@@ -62,6 +65,9 @@ class _About:
     """The distribution of the target and its numbers, see `outcomes.of_object`; None in files of early versions."""
     shared_seed: int | None = field(default=None, metadata=OMIT_NONE)
     """The seed of the shared model in the file, which gates the client's; None without one."""
+    log_factor: float = 0.0
+    """The map that makes predictions calibrated, see `recalibration.Map`."""
+    bias: list[float] | None = None
 
 
 def client_bytes(client: Client, options: Options | None = None) -> bytes:
@@ -99,6 +105,8 @@ def client_bytes(client: Client, options: Options | None = None) -> bytes:
         statements=predictor.statements(),
         notes=list(client.notes),
         shared_seed=None if shared is None else shared.seed,
+        log_factor=client.map.log_factor,
+        bias=None if client.map.bias is None else client.map.bias.tolist(),
     )
     if own_module is not None and not is_import_path(str(own_module.get("name"))):
         raise UserError("the network has layers that are not torch's: name your module by its import path (--net)")
@@ -123,11 +131,12 @@ def _named(weights: Weights, prefix: str) -> dict[str, Tensor]:
 def _thresholds(predictor: Predictor) -> dict[str, Any]:
     """Return the thresholds of the guarantees; None if no finite threshold gives the guarantee.
 
-    A set holds the labels of probability >= 1 - sets; an interval is mean -+ sets * deviation; a time is bounded from
-    below by that until which there is no event with the probability sets. The client answers if
+    A set holds the most probable label and those of probability >= 1 - sets; an interval is mean -+ sets * deviation; a
+    time is bounded from below by that until which there is no event with the probability sets. The client answers if
     -log(1 - p) of the label exceeds `answer`.
     """
     sets, rule = predictor.guarantees
+    assert isinstance(sets, Calibration)  # noqa: S101, exports have one threshold
     return {
         "coverage": predictor.options.coverage,
         "sets": None if sets.is_trivial else sets.threshold,
@@ -172,7 +181,16 @@ def read_client(path: Path, device: str = "auto", trust_module: bool = False) ->
         return Client(
             about.client, about.which, preprocessing, likelihood, weights.outputs, own, of_all,
             tuple(about.notes), weights, net, gated, _reference(tensors, preprocessing),
+            _map(about, preprocessing.target.classes),
         )  # fmt: skip
+
+
+def _map(about: _About, classes: tuple[Any, ...] | None) -> Map:
+    bias = about.bias
+    numbers = [about.log_factor, *(bias or ())]
+    if not all(abs(number) <= LARGEST for number in numbers) or (bias is not None and len(bias) != len(classes or ())):
+        raise ValueError("its calibration is not one that it can have")
+    return Map(about.log_factor, None if bias is None else torch.tensor(bias, dtype=torch.float64))
 
 
 def _reference(tensors: dict[str, Tensor], preprocessing: Preprocessing) -> Reference | None:
@@ -220,7 +238,7 @@ def _weights(tensors: dict[str, Tensor], prefix: str = "") -> tuple[Tensor, Tens
 
 def _scores(tensors: dict[str, Tensor], whose: str) -> Scores:
     """Return calibration scores, of which a regression has only the first kind."""
-    found = [tensors.get(f"{whose}.{name}") for name in Scores._fields]
+    found = [tensors.get(f"{whose}.{name}", Scores._field_defaults.get(name)) for name in Scores._fields]
     first = found[0]
     for values in found:
         if values is None or first is None or values.dim() != 1 or len(values) not in (0, len(first)):

@@ -34,6 +34,10 @@ class Abstention:
     """Wrong answers among them."""
     whose: Literal["client", "federation"] = "client"
     """Whose examples calibrate it, and to whom the guarantee applies."""
+    estimated: bool = False
+    """Whether the error rate is only estimated, without a guarantee."""
+    needed: int | None = None
+    """For an estimate: about how many calibration examples would guarantee it; None if that is not known."""
 
     def answers(self, score: Tensor) -> Tensor:
         """Return which examples are answered, from scores of the same kind as in the calibration."""
@@ -45,6 +49,12 @@ class Abstention:
         if self.answered:
             share = f"{self.answered / self.size:.0%} of {self.size} calibration examples are answered"
             given = "the answers" if self.whose == "client" else "the answers to all clients together"
+            if self.estimated:
+                cost = (
+                    "" if self.needed is None else f" (about {self.needed:,} calibration examples would guarantee it)"
+                )
+                hope = f"by estimate at most {self.target:.2%} of {given} are wrong, without a guarantee{cost}"
+                return f"{hope}; {share}, {self.wrong} of them wrongly"
             right = f"at most {self.target:.2%} of {given} are wrong, with {sure}"
             return f"{right}; {share}, {self.wrong} of them wrongly"
         needed = smallest_sample(self.target, self.delta)

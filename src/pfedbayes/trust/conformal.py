@@ -8,16 +8,20 @@ probability at most alpha, for any model and any data, if the new example and th
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pfedbayes.maths.intervals import at_most
 from pfedbayes.maths.metrics import Gaussians
+
+PENALTY, KEPT = 0.05, 2  # of RAPS: what each label beyond the KEPT most probable ones adds to the score
+BAND = 0.9  # coverage of the model's own interval whose ends are the quantiles of `Band`
 
 
 @dataclass(frozen=True)
@@ -98,19 +102,80 @@ def calibrate_clients(scores: Sequence[Tensor], alpha: float = 0.1) -> list[Cali
     return [of_all if each.is_trivial else each for each in own]
 
 
-def label_scores(log_probs: Tensor, u: Tensor | None = None) -> Tensor:
+@dataclass(frozen=True)
+class ClassCalibration:
+    """Thresholds for each label: sets contain the truth with the chosen probability whatever the true label is."""
+
+    labels: tuple[Calibration, ...]
+    """The calibration from the examples of each label, of this client or of all."""
+
+    @property
+    def threshold(self) -> Tensor:
+        """The thresholds (C,)."""
+        return torch.tensor([each.threshold for each in self.labels], dtype=torch.float64)
+
+    def statement(self) -> str:
+        """Return the guarantee as a sentence."""
+        own = sum(each.whose == "client" and not each.is_trivial for each in self.labels)
+        pooled = sum(each.whose == "federation" and not each.is_trivial for each in self.labels)
+        trivial = sum(each.is_trivial for each in self.labels)
+        always = f"; {trivial} with too few of them are in every set" if trivial else ""
+        return (
+            f"sets contain the truth for at least {1 - self.labels[0].alpha:.0%} of new examples of each label, on "
+            f"average over calibration sets: {own} labels by examples of this client, {pooled} by those of all clients "
+            f"together{always}"
+        )
+
+
+def calibrate_classes(
+    own: Tensor, own_y: Tensor, of_all: Tensor, all_y: Tensor, alpha: float, classes: int
+) -> ClassCalibration:
+    """Return a threshold for each label, from scores (n,) of true labels (n,).
+
+    A label has that of the client's own examples if there are enough, else that of all clients' examples of the label.
+    """
+    found = []
+    for k in range(classes):
+        calibration = calibrate(own[own_y == k], alpha)
+        if calibration.is_trivial and int((all_y == k).sum()) > calibration.size:
+            calibration = calibrate(of_all[all_y == k], alpha, "federation")
+        found.append(calibration)
+    return ClassCalibration(tuple(found))
+
+
+def weighted_threshold(scores: Tensor, weights: Tensor, new_weight: float, alpha: float) -> float:
+    """Return the threshold for a new example under covariate shift (Tibshirani et al. 2019).
+
+    scores, weights: (n,) of calibration examples; new_weight: of the new example. A weight is proportional to the ratio
+    of the new examples' density to that of the calibration examples. With equal weights it is that of `calibrate`.
+    """
+    order = scores.argsort()
+    below = weights[order].double().cumsum(0) / (weights.double().sum() + new_weight)
+    place = int((below < 1 - alpha - 1e-12).sum())
+    return float(scores[order[place]]) if place < len(scores) else math.inf
+
+
+def label_scores(log_probs: Tensor, u: Tensor | None = None, penalty: float = 0.0) -> Tensor:
     """Return the nonconformity score of each label, (..., C), for log-probabilities (..., C).
 
     Without u: LAC (Sadinle et al. 2019), 1 - p(label), which gives the smallest sets on average. With uniform numbers u
     (...,): APS (Romano et al. 2020), the probability of all more probable labels plus the share u of the label's own.
-    Its sets grow with the uncertainty about an example.
+    Its sets grow with the uncertainty about an example. With a penalty for each label beyond the KEPT most probable
+    ones it is RAPS (Angelopoulos et al. 2021), which makes large sets rare.
+
+    The most probable label has the score 0, so that no set is empty. This is a score like any other, so the guarantee
+    holds unchanged.
     """
     probs = log_probs.exp()
+    top = log_probs.argmax(-1, keepdim=True)
     if u is None:
-        return 1 - probs
+        return (1 - probs).scatter(-1, top, 0.0)
     ordered, order = probs.sort(-1, descending=True)
     above = ordered.cumsum(-1) - ordered
-    return torch.empty_like(probs).scatter(-1, order, above + u[..., None] * ordered)
+    ranks = torch.arange(1, probs.shape[-1] + 1, device=probs.device)
+    scores = above + u[..., None] * ordered + penalty * (ranks - KEPT).clamp_min(0)
+    scores = torch.empty_like(probs).scatter(-1, order, scores)
+    return scores.scatter(-1, top, 0.0)
 
 
 def true_scores(label_scores: Tensor, y: Tensor) -> Tensor:
@@ -118,14 +183,54 @@ def true_scores(label_scores: Tensor, y: Tensor) -> Tensor:
     return label_scores.gather(-1, y[..., None]).squeeze(-1)
 
 
-def label_sets(label_scores: Tensor, calibration: Calibration) -> Tensor:
+def label_sets(label_scores: Tensor, calibration: Calibration | ClassCalibration) -> Tensor:
     """Return which labels are in the set, (..., C) booleans."""
-    return label_scores <= calibration.threshold
+    threshold = torch.as_tensor(calibration.threshold, dtype=label_scores.dtype)
+    return (label_scores <= threshold) | (label_scores == 0)
+
+
+def uniforms(x: Tensor) -> Tensor:
+    """Return a uniform number (n,) for each input (n, ...), which the input names: APS and RAPS draw it.
+
+    So an example has the same set in every file, on every day.
+    """
+    rows = x.detach().cpu().contiguous().flatten(1).numpy()
+    digests = [hashlib.blake2b(row.tobytes(), digest_size=6).digest() for row in rows]
+    return torch.tensor([(int.from_bytes(each, "little") + 0.5) / 2**48 for each in digests], dtype=torch.float64)
 
 
 def residuals(predicted: Gaussians, y: Tensor) -> Tensor:
     """Return the scores of a regression (..., n): the largest |y - mean| / deviation over the d target dimensions."""
     return ((y - predicted.mean).abs() / predicted.deviation).amax(-1)
+
+
+class Band(NamedTuple):
+    """Quantiles of a prediction, each (..., n, d)."""
+
+    low: Tensor
+    middle: Tensor
+    high: Tensor
+
+    def arms(self) -> tuple[Tensor, Tensor]:
+        """Return the distances of the ends from the middle; none is 0."""
+        least = 1e-3 * (self.high - self.low).clamp_min(1e-6)
+        return torch.maximum(self.middle - self.low, least), torch.maximum(self.high - self.middle, least)
+
+
+def band_scores(band: Band, y: Tensor) -> Tensor:
+    """Return scores (..., n) from quantiles (CQR-m, Kivaranovic et al. 2020), the largest over the d target dimensions.
+
+    It is the distance from the median in units of the arm on that side, so intervals may be asymmetric.
+    """
+    below, above = band.arms()
+    off = y - band.middle
+    return torch.where(off < 0, -off / below, off / above).amax(-1)
+
+
+def band_interval(band: Band, calibration: Calibration) -> tuple[Tensor, Tensor]:
+    """Return lower and upper ends (..., n, d): both arms times the threshold."""
+    below, above = band.arms()
+    return band.middle - calibration.threshold * below, band.middle + calibration.threshold * above
 
 
 def interval(predicted: Gaussians, calibration: Calibration) -> tuple[Tensor, Tensor]:
