@@ -70,7 +70,7 @@ def test_survival_predicts_times_and_lets_an_institution_join(tmp_path):
     past, new = map(int, re.search(r"^(\d+) of (\d+) new patients were alive", output, re.MULTILINE).groups())
     assert new == 12
     assert past >= 8
-    assert "12: own model trained on 16 rows; 7 rows held out for calibration" in output
+    assert "12: own model trained on 23 rows" in output
 
 
 def test_mnist_tells_how_sure_clients_are_of_digits_that_they_have_never_seen(tmp_path):

@@ -40,7 +40,7 @@ def test_images_of_ones_own_are_predicted_personalised_and_exported(tmp_path):
         pass
     joined = package.join(tmp_path / "run", tmp_path / "late", steps=2, certify=False)
     assert "no certificate: none was requested" in joined.describe()[-1]
-    assert (joined.client.name, joined.trained, joined.held) == ("late", 17, 7)
+    assert (joined.client.name, joined.trained, joined.held) == ("late", 24, 0)
     images = tmp_path / "late" / "light"
     out = joined.client.predict(images)
     assert out["file"].tolist() == sorted(f"{k}.png" for k in range(12))

@@ -109,9 +109,9 @@ def test_guarantees_are_those_of_the_gated_predictions(run, new):
     usual = client.gated.usual_share()
     assert usual == pytest.approx(share_of_others(client.gated.own.evidence, client.gated.gate.usual))
     assert 0 < usual < 0.2
-    low, high = (client.guarantees(Options(others=share)).sets.threshold for share in (0.01, 0.9))
+    low, high = (client.promises(Options(coverage=0.97, others=share))[0].sets.threshold for share in (0.01, 0.9))
     assert low < high  # where others are frequent, own labels are less probable
-    assert client.guarantees(Options()) == client.guarantees(Options(others=usual))
+    assert client.promises(Options()) == client.promises(Options(others=usual))
 
 
 def test_a_file_predicts_the_same_without_the_run(run, new, tmp_path):

@@ -89,7 +89,7 @@ def test_a_file_holds_one_of_the_models_of_its_client(home, tmp_path):
         assert package.open_client(path, "north").name == "north"
         with pytest.raises(UserError, match="is of 'north' and not of 'south': correct --client"):
             package.open_client(path, "south")
-    with pytest.raises(UserError, match="there is no model 'own': choose joined or alone"):
+    with pytest.raises(UserError, match="there is no model 'own': choose personal, joined, alone, shared, gated"):
         package.open_client(home / "outcome", "north", model="own")
     with pytest.raises(UserError, match="--shared and --model joined exclude each other"):
         package.open_client(home / "outcome", "north", model="joined", shared=True)

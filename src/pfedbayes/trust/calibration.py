@@ -199,7 +199,7 @@ def concatenate_summaries(rows: Sequence[Summaries]) -> Summaries:
 def scores_at(rows: Summaries, share: float) -> Scores:
     """Return the scores of gated predictions at a share of other labels."""
     found = gate.judged(rows, share)
-    return Scores((1 - found.true).float(), found.sure.float(), found.wrong)
+    return Scores(torch.where(found.wrong, 1 - found.true, 0.0).float(), found.sure.float(), found.wrong)
 
 
 def concatenate(scores: Sequence[Scores]) -> Scores:
