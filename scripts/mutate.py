@@ -183,6 +183,14 @@ def run_tests(tests: Sequence[str], folder: Path, mutation: Mutation | None, cal
     return int(pytest.main([*options, *tests], plugins=[calls] if calls else [EndAtFailure()]))
 
 
+def waited(pid: int) -> float:
+    """Return for how many seconds a process was ready to run, but had no core; 0 where the system does not tell."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except OSError:
+        return 0.0
+
+
 class Child:
     """A forked process that runs tests."""
 
@@ -215,15 +223,15 @@ class Child:
             os._exit(code)
 
     def ended(self) -> bool:
-        """Return whether the process has ended; end it after too long a time."""
+        """Return whether the process has ended; end it after too long a time, without that on a busy machine."""
         pid, status = os.waitpid(self.pid, os.WNOHANG)
-        late = not pid and time.monotonic() > self._until
-        if late:
+        self.late = not pid and time.monotonic() > self._until + waited(self.pid)
+        if self.late:
             os.waitpid(self.pid, 0) if self._kill() else None
-        self.code = 1 if late else os.waitstatus_to_exitcode(status)
-        if pid or late:
+        self.code = 1 if self.late else os.waitstatus_to_exitcode(status)
+        if pid or self.late:
             self._kill()
-        return bool(pid) or late
+        return bool(pid) or self.late
 
     def _kill(self) -> bool:
         """End what the process has started, and the process itself."""
@@ -344,7 +352,10 @@ def run_mutations(chosen: Sequence[Mutation], table: Table, results: Results, pr
             else:
                 results.caught.append(str(child.mutation))
                 results.save()
-            print(f"{'caught' if child.code else 'SURVIVED':<10} {child.mutation}", flush=True)
+            outcome = (
+                "late" if child.late else "caught" if child.code else "SURVIVED"
+            )  # late: it hangs, so it is caught
+            print(f"{outcome:<10} {child.mutation}", flush=True)
     finally:
         shutil.rmtree(home, ignore_errors=True)
     return survivors

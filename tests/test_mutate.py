@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,16 @@ def test_every_file_has_tests_and_every_entry_of_the_table_is_used():
     unused = [entry for entry in TABLE.equivalent if not any(mutate.explains(entry, each) for each in found)]
     assert unused == []
     assert all(entry["reason"] for entry in TABLE.equivalent)
+
+
+def test_a_process_that_waits_for_a_core_is_not_late(monkeypatch):
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as sleeper:
+        child = object.__new__(mutate.Child)
+        child.pid, child._until = sleeper.pid, time.monotonic() - 5
+        for seconds, late in ((1000.0, False), (0.0, True)):
+            monkeypatch.setattr(mutate, "waited", lambda pid, seconds=seconds: seconds)
+            assert child.ended() == child.late == late
+        assert child.code == 1
 
 
 def test_mutations_are_caught_and_the_tree_stays_as_it_is(tmp_path):
