@@ -114,8 +114,7 @@ def test_rows_are_scored_by_maps_that_have_not_seen_them():
 def test_sets_of_cross_fitted_rows_cover_as_promised(size):
     """Federations of three over-confident clients. The maps change the scores, and cost no coverage that is seen.
 
-    Thresholds come from rows that the maps were fitted on, by maps that have not seen the row; new rows get the
-    final one.
+    Thresholds come from the rows of the fit, by maps that have not seen the row. New rows get the final map.
     """
     covered, changed = [], 0
     for seed in range(100):
