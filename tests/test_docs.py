@@ -160,7 +160,7 @@ def test_the_prediction_of_the_page_on_own_data_works(tmp_path, monkeypatch, cap
     (tmp_path / "east.csv").write_text("a,b,outcome\n" + "".join(f"{k % 7},x,{k % 3}\n" for k in range(40)))
     probabilities = torch.from_numpy(run_block(by_client)["predicted"]["p_2"])
     assert torch.allclose(probabilities, names["chances"].mean(0)[:, 2], atol=1e-5)
-    assert "12 rows held out" in capsys.readouterr().out
+    assert "own model trained on 40 rows" in capsys.readouterr().out
 
 
 def test_the_method_of_the_contributing_page_is_a_method():
