@@ -19,7 +19,8 @@ from pfedbayes.serving import portable
 from pfedbayes.serving.export import MeanNetwork, export
 from pfedbayes.serving.options import Options
 from pfedbayes.serving.portable import client_bytes, read_client
-from pfedbayes.trust.gate import NO_SUMMARIES, share_of_others
+from pfedbayes.trust.calibration import guarantee, menus, scores_at
+from pfedbayes.trust.gate import NO_SUMMARIES, judged, share_of_others
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "load_export.py"
 SHORT = [
@@ -109,8 +110,12 @@ def test_guarantees_are_those_of_the_gated_predictions(run, new):
     usual = client.gated.usual_share()
     assert usual == pytest.approx(share_of_others(client.gated.own.evidence, client.gated.gate.usual))
     assert 0 < usual < 0.2
-    low, high = (client.promises(Options(coverage=0.97, others=share))[0].sets.threshold for share in (0.01, 0.9))
-    assert low < high  # where others are frequent, own labels are less probable
+    few, many = (judged(client.gated.own, share).true.mean() for share in (0.01, 0.9))
+    assert few > many  # where others are frequent, own labels are less probable
+    found, offered = client.promises(Options(others=0.9))
+    rows = [scores_at(each, 0.9) for each in (client.gated.own, client.gated.of_all)]
+    assert found.sets == guarantee(*rows, 0.9, None).sets
+    assert offered == menus(*rows)
     assert client.promises(Options()) == client.promises(Options(others=usual))
 
 
