@@ -78,7 +78,7 @@ def test_predictions_and_exports_agree(finished, tmp_path, name):
     ours = pandas.DataFrame(client.predict(rows(), at=(1, 2)))
     new = {column: rows()[column] for column in rows()}
     assert list(ours)[2:] == [
-        "risk", "median", "lower", "upper", "survival_1", "survival_2", "conformal_lower"
+        "risk", "median", "lower", "upper", "survival_1", "survival_2", "conformal_lower", "strangeness"
     ]  # fmt: skip
     later = patients(40, seed=1)
     if name == "a":
