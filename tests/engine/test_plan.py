@@ -32,6 +32,7 @@ from pfedbayes.engine.plan import (
 from pfedbayes.errors import UserError
 from pfedbayes.methods import METHODS, FedAvg, PFedBayes
 from pfedbayes.nets import vgg
+from pfedbayes.nets.convolutions import MatmulConv2d
 
 
 class TestPlan:
@@ -208,6 +209,14 @@ class TestChosenPlan:
         assert Plan().describe() == ["cpu", "vmap"]
         gpu = Plan("cuda", compile=True, graph=True, noise="philox", precision="bf16")
         assert gpu.describe() == ["cuda", "vmap", "compiled", "replayed", "bf16"]
+
+    def test_the_network_is_computed_as_the_plan_says(self):
+        for kind, found in (("matmul", True), ("native", False)):
+            fitted = Plan(convolutions=kind).fit(IMAGES).net
+            assert any(isinstance(layer, MatmulConv2d) for layer in fitted._module.modules()) is found
+        for device, compiled in (("cuda", True), ("cuda", False), ("cpu", True), ("cpu", False)):
+            plan = Plan(device, compile=compiled)
+            assert plan.fit(DENSE).net._contiguous is (device == "cuda" and compiled)
 
     @pytest.mark.parametrize(
         ("precision", "tf32", "half"), [("full", False, False), ("tf32", True, False), ("bf16", False, True)]

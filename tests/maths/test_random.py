@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pfedbayes.maths import random
-from pfedbayes.maths.random import Purpose, choose, key, keys, normal, normals, philox, philox_normals
+from pfedbayes.maths.random import Purpose, choose, key, keys, normal, normals, philox, philox_normals, ragged_normals
 
 CPU = torch.device("cpu")
 COUNT = 100_000
@@ -97,6 +97,15 @@ def test_many_draws_are_shared_by_threads(monkeypatch, threads, rows, width, sha
     out = normals((width,), range(rows), torch.float32, CPU)
     assert sorted(filled) == [part.tolist() for part in np.split(np.arange(rows), np.cumsum(shares)[:-1])]
     assert torch.equal(out[rows - 1], normal((width,), rows - 1, torch.float32, CPU))
+
+
+def test_rows_beyond_a_size_are_zero_and_others_do_not_depend_on_it():
+    found = ragged_normals((4, 3), [7, 8, 9], [2, 4, 0], torch.float64, CPU)
+    assert found.shape == (3, 4, 3)
+    assert torch.equal(found[0, :2], normal((2, 3), 7, torch.float64, CPU))
+    assert torch.equal(found[1], normal((4, 3), 8, torch.float64, CPU))
+    assert not found[0, 2:].any()
+    assert not found[2].any()
 
 
 def test_keys_of_many_names_are_those_of_each():

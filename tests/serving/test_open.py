@@ -57,6 +57,16 @@ def test_twenty_of_many_clients_are_named(tmp_path, monkeypatch, count, cut):
         package.open_client(tmp_path)
 
 
+def test_newcomers_are_named_in_order_behind_the_clients(tmp_path, monkeypatch):
+    monkeypatch.setattr("pfedbayes.serving.open.read_calibration", lambda _: SimpleNamespace(names=["z"]))
+    (tmp_path / "newcomers").mkdir()
+    for name in "hcefdgbaij":
+        (tmp_path / "newcomers" / f"{name}.safetensors").touch()
+    (tmp_path / "newcomers" / "link.safetensors").symlink_to(tmp_path / "newcomers" / "a.safetensors")
+    with pytest.raises(UserError, match="only z, a, b, c, d, e, f, g, h, i, j: predict"):
+        package.open_client(tmp_path, "nobody")
+
+
 def test_a_name_of_at_most_200_bytes_is_a_file_name():
     for name in ("a", "ä" * 100, "site 3", "a.b"):
         assert file_name(name, ".safetensors", "remedy") == f"{name}.safetensors"

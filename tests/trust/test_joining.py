@@ -163,6 +163,8 @@ class TestSentence:
             ({"probability": 1.0}, "Hungary: NLL 0.41 → 0.37, better with 99.9 % confidence"),
             ({"probability": 0.9949}, "Hungary: NLL 0.41 → 0.37, better with 99.4 % confidence"),
             ({"joined": 0.4081}, "Hungary: NLL 0.410 → 0.408, better with 96 % confidence"),
+            ({"joined": 0.4098}, "Hungary: NLL 0.4100 → 0.4098, better with 96 % confidence"),
+            ({"joined": 0.41}, "Hungary: NLL 0.41 → 0.41, better with 96 % confidence"),
         ],
     )
     def test_the_sentence_says_what_was_found(self, fields, sentence):

@@ -3,16 +3,19 @@
 import dataclasses
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from execution_plans import PHILOX, agree
-from federations import EXACT, TRAINING, federation, make_model, make_shards, randn, same_bits, trained
+from federations import CPU, EXACT, TRAINING, federation, make_model, make_shards, randn, same_bits, trained
 from pfedbayes.engine.backend import local_training
+from pfedbayes.maths.likelihoods import Regression
+from pfedbayes.maths.random import normal
 from pfedbayes.maths.trees import tree_map
-from pfedbayes.methods import FedAvg, PFedBayes
-from pfedbayes.nets import vgg
+from pfedbayes.methods import FedAvg, Hierarchical, PFedBayes
+from pfedbayes.nets import Model, Net, TableNet, vgg
 
 
 @pytest.mark.parametrize("noise", ["torch", "philox"])
@@ -80,6 +83,16 @@ def test_few_mini_batches_of_a_round_are_gathered_before_its_first_step(monkeypa
     expected = ["gather"] * steps + ["step"] * steps if at_once else ["gather", "step"] * steps
     assert done == expected
     assert same_bits(ours.servers, trained(FedAvg(), 1).servers)
+
+
+def test_noise_of_examples_is_that_of_the_clients_own_and_shared_by_its_copies():
+    model = Model(Net(TableNet(3, 0, 2, 1)), Regression(0.5))
+    training = local_training.LocalTraining(Hierarchical(), model, randn(9, 3), randn(9, 1), EXACT)
+    weight = torch.tensor([[1.0, 1, 0], [1, 1, 1], [1, 0, 0]])
+    found = training._noise(np.array([7, 8, 7]), weight)
+    two, three = (normal((size, 3), seed, torch.float64, CPU) for size, seed in ((2, 7), (3, 8)))
+    nothing = torch.zeros(1, 3, dtype=torch.float64)
+    assert torch.equal(found, torch.stack([torch.cat([two, nothing]), three, torch.cat([two, nothing])]))
 
 
 def test_networks_predict_compiled_if_training_is_and_they_have_convolutions():

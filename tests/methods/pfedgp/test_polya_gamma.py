@@ -205,7 +205,7 @@ class TestMoments:
 @pytest.mark.parametrize(("border", "iterated"), [(8, True), (9, False)])
 def test_large_systems_are_iterated(monkeypatch, border, iterated):
     monkeypatch.setitem(polya_gamma.ITERATE_FROM, "cpu", border)
-    assert (polya_gamma._Solver(torch.eye(8).double(), 2)._iterated is not None) == iterated
+    assert (polya_gamma._Solver(torch.eye(8).double().expand(3, 8, 8), 2)._iterated is not None) == iterated
 
 
 class TestGibbs:
