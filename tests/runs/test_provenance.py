@@ -1,3 +1,4 @@
+import json
 import re
 
 from pfedbayes import runs
@@ -12,3 +13,21 @@ def test_code_is_told_apart_by_its_files(tmp_path, monkeypatch):
         (tmp_path / name).write_text(text)
         found.add(runs.describe_code()["source"])
     assert len(found) == 3
+
+
+def test_a_copy_without_git_has_the_commit_of_its_manifest(tmp_path, monkeypatch):
+    package = tmp_path / "src" / "pfedbayes"
+    (package / "runs").mkdir(parents=True)
+    code = package / "runs" / "provenance.py"
+    code.write_text("one = 1")
+    monkeypatch.setattr(provenance, "__file__", str(code))
+    assert runs.describe_code()["commit"] is None
+    manifest = tmp_path / provenance.MANIFEST
+    manifest.write_text(json.dumps({"commit": "1a2b3c4", "digest": provenance.digest_of_code(tmp_path)}))
+    assert runs.describe_code()["commit"] == "1a2b3c4"
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "new.toml").write_text("")
+    assert runs.describe_code()["commit"] == "1a2b3c4-dirty"
+    for broken in ("[]", "{", '{"commit": "1a2b3c4"}'):
+        manifest.write_text(broken)
+        assert runs.describe_code()["commit"] is None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,14 +38,20 @@ def _cpu_name() -> str:
     return platform.machine()
 
 
+MANIFEST = "manifest.json"  # written by scripts/manifest.py
+CODE = ("src", "benchmarks", "experiments", "scripts")  # folders of a checkout that a manifest vouches for
+
+
 def describe_code() -> dict[str, Any]:
     """Return the version of the package, a digest of its source files and, in a checkout, the commit."""
     here = Path(__file__).parents[1]
-    source = hashlib.sha256()
-    for path in sorted(here.rglob("*.py")):
-        source.update(f"{path.relative_to(here).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    source = digest_of(here, sorted(here.rglob("*.py")))
+    return {"version": pfedbayes.__version__, "commit": _commit(here), "source": source[:16]}
+
+
+def _commit(here: Path) -> str | None:
+    """Return the commit of a checkout, from git or, in a copy without it, from the manifest."""
     git = ["git", "-C", str(here)]
-    commit = None
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         tracked = subprocess.run(
             [*git, "ls-files", "--error-unmatch", __file__], check=False, capture_output=True, timeout=10
@@ -52,8 +60,26 @@ def describe_code() -> dict[str, Any]:
             found = subprocess.run(
                 [*git, "describe", "--always", "--dirty"], check=False, capture_output=True, timeout=10, text=True
             )
-            commit = found.stdout.strip() or None
-    return {"version": pfedbayes.__version__, "commit": commit, "source": source.hexdigest()[:16]}
+            return found.stdout.strip() or None
+    root = here.parents[1]
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        manifest = json.loads((root / MANIFEST).read_text())
+        return str(manifest["commit"]) + ("" if manifest["digest"] == digest_of_code(root) else "-dirty")
+    return None
+
+
+def digest_of_code(root: Path) -> str:
+    """Return a digest of all code and settings of a checkout."""
+    files = (path for folder in CODE for pattern in ("*.py", "*.toml") for path in (root / folder).rglob(pattern))
+    return digest_of(root, sorted(files))
+
+
+def digest_of(root: Path, paths: Iterable[Path]) -> str:
+    """Return the SHA-256 digest of files and of their paths below a folder."""
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def now() -> str:
