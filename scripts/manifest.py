@@ -2,8 +2,8 @@
 
     python scripts/manifest.py
 
-A copy of the checkout without git, on a machine with a GPU for example, records this commit in its runs as long as its
-code is the same. Refused if files have changed since the commit.
+A copy of the checkout, on a machine with a GPU for example, records this commit in its runs as long as its code is the
+same. Refused if files have changed since the commit.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pfedbayes.runs.provenance import MANIFEST, describe_code, digest_of_code  #
 
 def main() -> int:
     """Return the exit code."""
+    (ROOT / MANIFEST).unlink(missing_ok=True)
     commit = describe_code()["commit"]
     if commit is None or commit.endswith("-dirty"):
         print("manifest: there are changes without a commit, or no git: commit them first", file=sys.stderr)

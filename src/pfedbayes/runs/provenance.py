@@ -50,7 +50,13 @@ def describe_code() -> dict[str, Any]:
 
 
 def _commit(here: Path) -> str | None:
-    """Return the commit of a checkout, from git or, in a copy without it, from the manifest."""
+    """Return the commit of a checkout: of the manifest if it describes this code, else of git."""
+    root, recorded = here.parents[1], None
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        manifest = json.loads((root / MANIFEST).read_text())
+        recorded = str(manifest["commit"])
+        if manifest["digest"] == digest_of_code(root):
+            return recorded
     git = ["git", "-C", str(here)]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         tracked = subprocess.run(
@@ -61,11 +67,7 @@ def _commit(here: Path) -> str | None:
                 [*git, "describe", "--always", "--dirty"], check=False, capture_output=True, timeout=10, text=True
             )
             return found.stdout.strip() or None
-    root = here.parents[1]
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        manifest = json.loads((root / MANIFEST).read_text())
-        return str(manifest["commit"]) + ("" if manifest["digest"] == digest_of_code(root) else "-dirty")
-    return None
+    return recorded and f"{recorded}-dirty"
 
 
 def digest_of_code(root: Path) -> str:
