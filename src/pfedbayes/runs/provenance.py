@@ -54,8 +54,8 @@ def _commit(here: Path) -> str | None:
     root, recorded = here.parents[1], None
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         manifest = json.loads((root / MANIFEST).read_text())
-        recorded = str(manifest["commit"])
-        if manifest["digest"] == digest_of_code(root):
+        digest, recorded = manifest["digest"], str(manifest["commit"])
+        if digest == digest_of_code(root):
             return recorded
     git = ["git", "-C", str(here)]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
