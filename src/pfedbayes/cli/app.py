@@ -15,7 +15,7 @@ import typer
 from rich.text import Text
 
 import pfedbayes
-from pfedbayes.cli import assessing, federations, listing, paper, running, serving, sweeping
+from pfedbayes.cli import assessing, federations, listing, paper, running, serving, sweeping, tuning
 from pfedbayes.cli.common import Command, console
 from pfedbayes.errors import UserError
 
@@ -31,6 +31,7 @@ COMMANDS: list[Callable[..., None]] = [
     listing.methods,
     listing.data,
     sweeping.sweep,
+    tuning.tune,
     assessing.certify,
     assessing.uncertainty,
     assessing.verify,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -27,6 +28,26 @@ TrustModule = Annotated[
     typer.Option(
         "--trust-module", help="Import the code that the file or folder names for its network. It can do anything."
     ),
+]
+ExperimentFile = Annotated[
+    Path | None,
+    typer.Argument(help="A TOML file such as experiments/mnist_medium.toml. Default: pFedBayes on small MNIST."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a setting, e.g. [cyan]--set method.zeta=5[/]. Repeatable."
+    ),
+]
+OwnData = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", help="Your data: a table with a client column, or a folder with a file or images per client."
+    ),
+]
+Target = Annotated[str | None, typer.Option(help="The column of your data to predict.")]
+ClientColumn = Annotated[
+    str | None, typer.Option(help="The column with the client of each row, if there is not one file per client.")
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Folder of the data sets, if it is not one of the default folders.")]
 
@@ -53,6 +74,16 @@ class Command(TyperCommand):
             if "" in (value if isinstance(value, list | tuple) else [value]):
                 raise click.UsageError(f"{option.get_error_hint(ctx)} is empty: give a value, or leave it out", ctx)
         return super().parse_args(ctx, args)
+
+
+def overrides_of(flags: Mapping[str, object], settings: Sequence[str] | None) -> list[str]:
+    """Return the settings that options stand for, then those of --set."""
+    given = {key: value for key, value in flags.items() if value is not None}
+    named = [
+        f"{key}={json.dumps(value if isinstance(value, list) else str(value), ensure_ascii=False)}"
+        for key, value in given.items()
+    ]
+    return [*named, *(settings or [])]
 
 
 def console(stderr: bool = False) -> Console:

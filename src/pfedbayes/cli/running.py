@@ -11,7 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from pfedbayes.cli.common import INTERRUPTED, DataDir, TrainingDevice, TrustModule, console, echo, interruptible
+from pfedbayes.cli.common import (
+    INTERRUPTED,
+    ClientColumn,
+    DataDir,
+    ExperimentFile,
+    OwnData,
+    Settings,
+    Target,
+    TrainingDevice,
+    TrustModule,
+    console,
+    echo,
+    interruptible,
+    overrides_of,
+)
 from pfedbayes.cli.output import (
     describe_data,
     print_joining,
@@ -21,6 +35,7 @@ from pfedbayes.cli.output import (
     show_data,
     show_download,
 )
+from pfedbayes.cli.tuning import print_search, search
 from pfedbayes.errors import UserError, printable
 
 if TYPE_CHECKING:
@@ -29,18 +44,8 @@ if TYPE_CHECKING:
 
 
 def run(
-    experiment: Annotated[
-        Path | None,
-        typer.Argument(help="A TOML file such as experiments/mnist_medium.toml. Default: pFedBayes on small MNIST."),
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Override a setting, e.g. [cyan]--set method.zeta=5[/]. Repeatable.",
-        ),
-    ] = None,
+    experiment: ExperimentFile = None,
+    settings: Settings = None,
     out: Annotated[
         Path | None,
         typer.Option(help="The run folder. Default: a new one under runs/, named after the experiment."),
@@ -52,16 +57,9 @@ def run(
     ] = None,
     data_dir: DataDir = None,
     resume: Annotated[bool, typer.Option(help="Resume an interrupted run from its last checkpoint.")] = False,
-    own_data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data", help="Your data: a table with a client column, or a folder with a file or images per client."
-        ),
-    ] = None,
-    target: Annotated[str | None, typer.Option(help="The column of your data to predict.")] = None,
-    client_column: Annotated[
-        str | None, typer.Option(help="The column with the client of each row, if there is not one file per client.")
-    ] = None,
+    own_data: OwnData = None,
+    target: Target = None,
+    client_column: ClientColumn = None,
     task: Annotated[
         str | None,
         typer.Option(help="classification, regression, count, ordinal or survival. Default: inferred."),
@@ -78,6 +76,15 @@ def run(
     ] = None,
     net: Annotated[
         str | None, typer.Option(help="mlp, vgg, cnn, or your own torch.nn.Module as my_module:MyNet.")
+    ] = None,
+    tune: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            max=1000,
+            metavar="N",
+            help="First try N settings of the method at once, see [cyan]pfedbayes tune[/], and train with the best.",
+        ),
     ] = None,
     dry_run: Annotated[
         bool,
@@ -100,6 +107,8 @@ def run(
 
     pfedbayes run --data my_folder/ --target outcome --client-column hospital      your own data
 
+    pfedbayes run --data my.csv --target y --client-column site --tune 16          tuned on your own data
+
     pfedbayes run --resume --out runs/DIR                resume an interrupted run
     """
     from pfedbayes import runs
@@ -108,17 +117,14 @@ def run(
     from pfedbayes.runs.config import parse_override
     from pfedbayes.runs.execute import execute
     from pfedbayes.runs.experiment import from_sections, read_experiment, seed_numbers
+    from pfedbayes.sweep.tuning import tuned
 
     flags = {
         "data.path": own_data, "data.target": target, "data.client_column": client_column, "data.task": task,
-        "data.event": event, "net.name": net,
+        "data.event": event, "net.name": net, "data.order": order.split(",") if order else None,
     }  # fmt: skip
-    overrides = [
-        *(f"{key}={json.dumps(str(value), ensure_ascii=False)}" for key, value in flags.items() if value is not None),
-        *([f"data.order={json.dumps(order.split(','), ensure_ascii=False)}"] if order else []),
-        *(settings or []),
-    ]
-    if resume and experiment is None and out is not None and (out / runs.INFO).exists():
+    overrides = overrides_of(flags, settings)
+    if resume and out is not None and (experiment is None or tune) and (out / runs.INFO).exists():
         previous = runs.read_run(out, log_bytes=0)
         if previous.info.federation is not None:
             raise UserError(f"{out} was made on Flower: start the app again with flwr run to resume it")
@@ -139,6 +145,11 @@ def run(
     terminal = console(stderr=True)
     title = (setup.method.about.title, "bold")
     terminal.print(Text.assemble(title, printable(f" on {setup.data.title} → {folder}")), soft_wrap=True)
+    if tune is not None and not (folder / runs.INFO).exists():
+        how = f"add --resume --out {folder}"
+        found = search(setup, folder, tune, [], device, data_dir, terminal, how)
+        print_search(found)
+        setup = tuned(setup, found)
     rounds = execute(
         setup, folder, numbers, device, resume, data_dir, show_download(terminal), partial(show_data, terminal)
     )

@@ -119,7 +119,7 @@ def make_setup(
     """Check that all parts fit each other, and copy the data to the device.
 
     numbers: the numbers under which clients draw random numbers; 0, 1, … if not given. copies: federations that train
-    beside those of the seeds.
+    beside those of the seeds, with the first seed, or that of `training` if there are none.
     """
     method = with_schedule(method, training.rounds * training.local_steps)
     _check_images(shards, training)
@@ -139,7 +139,7 @@ def make_setup(
     trains = training.trained_clients(method)
     if any(before.alone and not after.alone for before, after in pairwise(copies)):
         raise ValueError("copies of clients alone come last")
-    every = (*seeds, *(seeds[0] for _ in copies))
+    every = (*seeds, *((*seeds, training.seed)[0] for _ in copies))
     return Setup(method, plan.fit(model), training, every, tuple(copies), data, participants, trains, shard, weight)
 
 

@@ -256,6 +256,11 @@ def adapts(method: Method) -> bool:
     return type(method).adapt is not Method.adapt
 
 
+def is_used(weight: float) -> bool:
+    """Return whether a term with this weight is computed. The weight may be a tensor, see `methods.varied`."""
+    return isinstance(weight, Tensor) or weight != 0
+
+
 def weights_posterior(method: Method, state: State) -> MeanField:
     """Return `method.posterior(state)`, or raise UserError for a model that is more than its weights."""
     q = method.posterior(state)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pfedbayes.constraints import NonNegative
 from pfedbayes.maths.optim import sgd
-from pfedbayes.methods.base import About, Method, Shard, State
+from pfedbayes.methods.base import About, Method, Shard, State, is_used
 from pfedbayes.nets import Batch, Model
 
 
@@ -49,7 +49,7 @@ class FedProx(Method):
         """theta <- theta - eta [grad CE(theta; B) + lambda (theta - anchor)]."""
         (batch,) = batches
         grad = model.grad_loss(local.theta, batch)
-        if self.prox:  # at lambda = 0 this is FedAvg to the last bit
+        if is_used(self.prox):  # at lambda = 0 this is FedAvg to the last bit
             grad = grad + self.prox * (local.theta - local.anchor)
         return AnchoredModel(sgd(local.theta, grad, self.eta), local.anchor)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from pfedbayes.constraints import Interval, NonNegative, Positive
 from pfedbayes.errors import UserError
 from pfedbayes.maths.optim import sgd
-from pfedbayes.methods.base import About, Habits, Method, Shard
+from pfedbayes.methods.base import About, Habits, Method, Shard, is_used
 from pfedbayes.nets import Batch, Model, Net
 
 
@@ -120,7 +120,7 @@ class HeurFedAMP(Method):
         """w <- w - eta [grad CE(w; B) + (lambda / alpha_k) (w - u_i)]."""
         (batch,) = batches
         grad = model.grad_loss(local.theta, batch)
-        if self.prox:
+        if is_used(self.prox):
             grad = grad + self.prox / self.alpha * (local.theta - local.cloud)
         return ModelAndCloud(sgd(local.theta, grad, self.eta), local.cloud)
 

@@ -25,7 +25,7 @@ from pfedbayes.maths.gaussian import (
 )
 from pfedbayes.maths.optim import Adam, adam_init, sgd
 from pfedbayes.maths.stacked import weighted_mean
-from pfedbayes.methods.base import About, Habits, Method, Shard
+from pfedbayes.methods.base import About, Habits, Method, Shard, is_used
 from pfedbayes.nets import Batch, Model, Net
 
 ALGORITHM_1 = ("zeta", "rho0", "eta_personal", "eta_global", "samples", "beta")  # its own hyper-parameters
@@ -147,7 +147,7 @@ class PFedBayes(Method):
     def begin(self, client: Client, received: Tensor, shard: Shard) -> LocalGaussians:
         """Start w at the received model; q continues from the client's last round."""
         q = received if self.reset_personal else client.q
-        if self.sigma_by_size:
+        if is_used(self.sigma_by_size):
             never_trained = client.adam_q.mean_weight == 0
             by_size = rho_of(self.sigma_by_size / shard.size.sqrt())
             q = torch.stack([q[0], torch.where(never_trained, by_size, q[1])])
@@ -163,10 +163,10 @@ class PFedBayes(Method):
         """Take a step on Omega^i, Eq. (27), for q, then one on Omega_w^i = KL(q || w), Eq. (28), for w."""
         (batch,) = batches
         q, w, fixed_prior, size = local
-        for g in noise if self.noise_std == 1 else noise * self.noise_std:
+        for g in noise * self.noise_std if is_used(self.noise_std - 1) else noise:
             grad = self.grad_omega(model, q, fixed_prior or w, batch, size, g)
             q = descend(q, grad, self.eta_personal, self.optimizer)  # (27)
-        data_means = self._learn_from_data(model, w, batch, g) if self.eta_data else None  # (28) overwrites w
+        data_means = self._learn_from_data(model, w, batch, g) if is_used(self.eta_data) else None  # (28) overwrites w
         w = descend(w, kl_grad_w(q, w), self.eta_global, self.optimizer)  # (28)
         if data_means is not None:
             w = w._replace(mu=data_means)

@@ -110,6 +110,38 @@ def log_chart(title: str, series: Sequence[Series], *, x_label: str, y_label: st
     return draw.document(title, description, bottom + 44, parts)
 
 
+def point_chart(
+    title: str,
+    points: Sequence[tuple[float, float]],
+    *,
+    x_label: str,
+    y_label: str,
+    logarithmic: bool,
+    description: str,
+) -> str:
+    """Draw points, the first of them with a ring around it."""
+    if not points:
+        return draw.nothing_to_draw(title)
+    xs, ys = zip(*points, strict=True)
+    left, right, top, bottom = 54, WIDTH - 24, 12, 242
+    y_ticks = draw.nice_ticks(min(ys), max(ys))
+    x_ticks = draw.log_ticks(min(xs), max(xs)) if logarithmic else draw.nice_ticks(min(xs), max(xs))
+    across = (draw.log_scale if logarithmic else draw.scale)(x_ticks[0], x_ticks[-1], left, right)
+    up = draw.scale(y_ticks[0], y_ticks[-1], bottom, top)
+    parts = [
+        *draw.y_axis(y_ticks, up, left, right),
+        *draw.x_axis(x_ticks, across, bottom),
+        draw.axis_title(x_label, (left + right) / 2, bottom + 36),
+        draw.axis_title(y_label, 13, (top + bottom) / 2, turned=True),
+    ]
+    for k, (x, y) in enumerate(points):
+        hint = draw.tooltip(f"{x_label} {x:.4g}: {y:.4f}")
+        dot = draw.marker(0, across(x), up(y), 3)
+        ring = "" if k else f'<circle class="line" cx="{across(x):.1f}" cy="{up(y):.1f}" r="7" fill="none"/>'
+        parts.append(f'<g class="c0">{dot}{ring}{hint}</g>')
+    return draw.document(title, description, bottom + 44, parts)
+
+
 def bar_chart(
     title: str,
     series: Mapping[str, int],

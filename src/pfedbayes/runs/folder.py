@@ -45,6 +45,7 @@ CONFIG, INFO, LOG, STATE, CLIENTS, SUMMARY, REPORT, JOURNAL = (
     "federation.jsonl",
 )  # fmt: skip
 PREPROCESSING, CALIBRATION, FINISHED = "preprocessing.json", "calibration.safetensors", "finished.safetensors"
+TUNING, TUNING_PAGE = "tuning.json", "tuning.html"  # of a search for settings before the run
 RESUME = "; the last checkpoint is intact: resume from it with pfedbayes run --resume"
 ROW_LOSSES = "row_losses"  # the tensor of `Best.row_losses`
 BEST = "best."  # prefix of the tensors of the best round

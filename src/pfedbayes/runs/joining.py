@@ -44,14 +44,14 @@ def _verdicts(federation: Federation, joined: Sequence[Fold], alone: Sequence[Fo
     for i, name in enumerate(federation.shards.names):
         numbers = np.repeat(np.arange(len(joined)), [len(sets[i]) for _, sets in joined])
         of_alone, of_joined = (
-            np.concatenate([_losses(federation, i, index, sets[i]) for index, sets in folds])
+            np.concatenate([row_losses(federation, i, index, sets[i]) for index, sets in folds])
             for folds in (alone, joined)
         )
         clients.append(PairedLosses(name, of_alone, of_joined, numbers if len(joined) > 1 else None))
     return {verdict.client: verdict for verdict in judge(clients)}
 
 
-def _losses(federation: Federation, client: int, index: int, rows: Tensor) -> NDArray[np.float64]:
+def row_losses(federation: Federation, client: int, index: int, rows: Tensor) -> NDArray[np.float64]:
     """Return the negative log-likelihood (n,) of the averaged prediction of a client's model for these rows."""
     if not len(rows):
         return np.empty(0)

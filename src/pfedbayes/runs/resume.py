@@ -27,7 +27,7 @@ def previous_run(
     Of the plan, only where clients rest may change: that does not change the results.
     """
     if not (folder / runs.INFO).exists():
-        own = {runs.CONFIG, runs.INFO}  # a run killed at its start may have left one without the other
+        own = {runs.CONFIG, runs.INFO, runs.TUNING, runs.TUNING_PAGE}  # those before the first round
         if others := [path.name for path in folder.iterdir() if path.name not in own and path.name[0] != "."]:
             raise UserError(f"{folder} holds other files ({others[0]}, …): give an empty or a new folder with --out")
         return None, None

@@ -1,0 +1,103 @@
+"""Search spaces: the hyper-parameters of a method that are tuned, and their ranges."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pfedbayes.errors import UserError, nearest, one_line
+from pfedbayes.methods import Method
+
+LOGARITHMIC = 10.0  # a range of positive numbers is logarithmic if its ends differ by this factor at least
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values of one hyper-parameter."""
+
+    low: float
+    high: float
+
+    @property
+    def logarithmic(self) -> bool:
+        """Whether equal factors, not equal differences, are equally likely."""
+        return self.low > 0 and self.high / self.low >= LOGARITHMIC
+
+    def at(self, share: float) -> float:
+        """Return the value at a share of the range."""
+        if self.logarithmic:
+            return math.exp((1 - share) * math.log(self.low) + share * math.log(self.high))
+        return (1 - share) * self.low + share * self.high
+
+    def __str__(self) -> str:
+        return f"{self.low:g}..{self.high:g}"
+
+
+Space = Mapping[str, Range]
+
+_RATE = Range(1e-3, 1.0)
+# By the name of the method.
+SPACES: dict[str, Space] = {
+    "pfedbayes": {
+        "zeta": Range(1e-2, 10.0), "rho0": Range(-4.0, -1.0), "eta_personal": Range(1e-4, 1e-2),
+        "eta_global": Range(1e-4, 1e-2),
+    },
+    "hierarchical": {
+        "spread": Range(0.05, 1.0), "confidence": Range(1.0, 30.0), "eta_mean": Range(0.01, 0.2),
+        "eta_rho": Range(0.01, 0.2), "kl_shared": Range(0.1, 1.0), "kl_personal": Range(0.1, 1.0),
+    },
+    "fedavg": {"eta": _RATE},
+    "fedavg-ft": {"eta": _RATE, "eta_personal": _RATE},
+    "fedprox": {"eta": _RATE, "prox": Range(1e-3, 1.0)},
+    "perfedavg": {"eta_outer": _RATE, "alpha": Range(1e-3, 0.1)},
+    "pfedme": {"eta_personal": _RATE, "eta": _RATE, "prox": Range(1.0, 30.0), "beta": Range(0.5, 2.0)},
+    "heurfedamp": {"eta": _RATE, "self_weight": Range(0.1, 0.9), "sharpness": Range(1.0, 100.0)},
+    "ditto": {"eta": _RATE, "eta_personal": _RATE, "prox": Range(0.01, 10.0)},
+    "fedper": {"eta": _RATE},
+    "fedrep": {"eta": _RATE},
+    "local": {"eta": _RATE},
+    "pooled": {"eta": _RATE},
+}  # fmt: skip
+
+
+def parse_range(text: str) -> tuple[str, Range]:
+    """Parse "method.zeta=0.01..10"."""
+    name, _, values = text.partition("=")
+    low, dots, high = values.partition("..")
+    section, dot, key = name.strip().partition(".")
+    try:
+        found = Range(float(low), float(high))
+    except ValueError:
+        dots = ""
+        found = Range(0, 0)
+    if not dots or not dot or section != "method" or not key or not -math.inf < found.low < found.high < math.inf:
+        raise UserError(f"--space {one_line(repr(text))} is not understood: write method.NAME=LOW..HIGH")
+    return key, found
+
+
+def space_of(name: str, method: Method, ranges: Sequence[str] = ()) -> dict[str, Range]:
+    """Return the space of a method: the given ranges, or those of `SPACES` if there are none."""
+    chosen = dict(map(parse_range, ranges)) or dict(SPACES.get(name, {}))
+    if not chosen:
+        raise UserError(f"{method.about.title} has no search space: give one with --space method.NAME=LOW..HIGH")
+    tunable = [field.name for field in dataclasses.fields(method) if isinstance(getattr(method, field.name), float)]
+    for key, values in chosen.items():
+        if key not in tunable:
+            raise UserError(f"method.{key} cannot be tuned: {nearest(key, tunable)}")
+        for end in (values.low, values.high):
+            try:
+                dataclasses.replace(method, **{key: end})  # type: ignore[arg-type]
+            except ValueError as error:
+                raise UserError(f"--space method.{key}={values}: {error}") from None
+    return chosen
+
+
+def draw(method: Method, space: Space, count: int, seed: int) -> list[Method]:
+    """Return `count` settings: the method as it is, then points that fill the space evenly (a scrambled Sobol set)."""
+    points = torch.quasirandom.SobolEngine(len(space), scramble=True, seed=seed).draw(count - 1, dtype=torch.float64)
+    values = [{name: space[name].at(u) for name, u in zip(space, point.tolist(), strict=True)} for point in points]
+    return [method, *(dataclasses.replace(method, **each) for each in values)]  # type: ignore[arg-type]
