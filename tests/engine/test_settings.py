@@ -10,7 +10,7 @@ from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.plan import Plan
 from pfedbayes.engine.settings import diverged, federation_of_settings, keep_settings
 from pfedbayes.engine.setup import Copy
-from pfedbayes.methods import METHODS, Ditto, FedAvg, HeurFedAMP, Hierarchical, PFedBayes, PFedMe
+from pfedbayes.methods import METHODS, Ditto, FedAvg, HeurFedAMP, Hierarchical, PFedBayes, PFedGP, PFedMe
 from pfedbayes.methods.varied import varied
 from tests.federations import EXACT, FEW, SIZES, TRAINING, difference, federation, make_shards, model_for
 
@@ -46,7 +46,7 @@ def members(federation, setting):
 
 
 @pytest.mark.parametrize("training", [TRAINING, FEW], ids=["all", "few"])
-@pytest.mark.parametrize("name", [*METHODS, "extended"])
+@pytest.mark.parametrize("name", [*(name for name in METHODS if name not in ("pfedgp", "bnfed")), "extended"])
 def test_settings_at_once_are_the_separate_runs(name, training):
     method = PFedBayes(**EXTENDED) if name == "extended" else METHODS[name]()
     if name == "extended" or not (method.needs.all_clients and training is FEW):
@@ -127,6 +127,7 @@ def test_every_setting_is_scored():
 @pytest.mark.parametrize(
     ("methods", "message"),
     [
+        ([PFedGP(), PFedGP(eta=0.1)], "pFedGP decides by its hyper-parameters on the host"),
         ([PFedMe(inner_steps=2), PFedMe(inner_steps=3)], "inner_steps is 2 in one setting and another in others"),
         ([PFedBayes(), PFedBayes(server="barycentre")], "server is 'average'"),
         ([PFedBayes(eta_data=0.1), PFedBayes()], "eta_data is 0 in one setting"),

@@ -130,6 +130,8 @@ class _VariedAdapting(Varied):
 def varied(methods: Sequence[Method]) -> Varied:
     """Return the method of all these settings, or raise ValueError if they cannot train together."""
     first, names = methods[0], []
+    if first.needs.eager:
+        raise ValueError(f"{first.about.title} decides by its hyper-parameters on the host: train settings apart")
     for field in fields(first):
         values = [getattr(method, field.name) for method in methods]
         if all(value == values[0] for value in values):
