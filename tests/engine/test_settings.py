@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 import torch
 
-from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.plan import Plan
 from pfedbayes.engine.settings import diverged, federation_of_settings, keep_settings
 from pfedbayes.engine.setup import Copy
@@ -147,9 +146,7 @@ def test_one_compilation_serves_all_settings(monkeypatch):
     from pfedbayes.engine.backend import compiled
 
     count, original = [], compiled.Compiled._compile
-    monkeypatch.setattr(
-        compiled.Compiled, "_compile", lambda self, *given: count.append(1) or original(self, *given)
-    )
+    monkeypatch.setattr(compiled.Compiled, "_compile", lambda self, *given: count.append(1) or original(self, *given))
     methods = settings_of(HeurFedAMP())
     plan = dataclasses.replace(EXACT, compile=True)
     found = together(methods, plan=plan)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pfedbayes.report.charts import Figure, point_chart
 from pfedbayes.report.page import Table, environment
@@ -48,12 +49,12 @@ def importance(found: Tuning) -> dict[str, float]:
     return dict(sorted(strength.items(), key=lambda item: -abs(item[1])))
 
 
-def _rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
+def _rank_correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
     """Return Spearman's rank correlation; 0 if one of the two is constant."""
-    ranks = [np.array([np.mean(np.flatnonzero(np.sort(each) == value)) for value in each]) for each in (x, y)]
-    if any(each.std() == 0 for each in ranks):
-        return 0.0
-    return float(np.corrcoef(*ranks)[0, 1])
+    of_x, of_y = (
+        np.array([float(np.mean(np.flatnonzero(np.sort(each) == value))) for value in each]) for each in (x, y)
+    )
+    return float(np.corrcoef(of_x, of_y)[0, 1]) if of_x.std() and of_y.std() else 0.0
 
 
 def page_of(found: Tuning) -> str:

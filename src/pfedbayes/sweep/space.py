@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from pfedbayes.errors import UserError, nearest, one_line
 from pfedbayes.methods import Method
@@ -90,7 +91,7 @@ def space_of(name: str, method: Method, ranges: Sequence[str] = ()) -> dict[str,
             raise UserError(f"method.{key} cannot be tuned: {nearest(key, tunable)}")
         for end in (values.low, values.high):
             try:
-                dataclasses.replace(method, **{key: end})  # type: ignore[arg-type]
+                dataclasses.replace(method, **{key: end})
             except ValueError as error:
                 raise UserError(f"--space method.{key}={values}: {error}") from None
     return chosen
@@ -98,6 +99,7 @@ def space_of(name: str, method: Method, ranges: Sequence[str] = ()) -> dict[str,
 
 def draw(method: Method, space: Space, count: int, seed: int) -> list[Method]:
     """Return `count` settings: the method as it is, then points that fill the space evenly (a scrambled Sobol set)."""
-    points = torch.quasirandom.SobolEngine(len(space), scramble=True, seed=seed).draw(count - 1, dtype=torch.float64)
+    engine = torch.quasirandom.SobolEngine(len(space), scramble=True, seed=seed)  # type: ignore[no-untyped-call]
+    points: Tensor = engine.draw(count - 1, dtype=torch.float64)
     values = [{name: space[name].at(u) for name, u in zip(space, point.tolist(), strict=True)} for point in points]
-    return [method, *(dataclasses.replace(method, **each) for each in values)]  # type: ignore[arg-type]
+    return [method, *(dataclasses.replace(method, **each) for each in values)]

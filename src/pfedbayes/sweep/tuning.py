@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pfedbayes.data import Shards, load_shards
 from pfedbayes.engine.federation import Federation
@@ -25,7 +26,7 @@ from pfedbayes.files.reading import read_object, reading
 from pfedbayes.files.typed import from_json, to_json
 from pfedbayes.files.writing import write_file
 from pfedbayes.methods.base import Method
-from pfedbayes.nets import Model
+from pfedbayes.nets import Init, Model
 from pfedbayes.runs import TUNING
 from pfedbayes.runs.copies import left_out
 from pfedbayes.runs.experiment import Experiment, build_model, fit_net, method_name
@@ -35,6 +36,7 @@ from pfedbayes.trust.calibration import Fold
 
 FORMAT = 1
 SHARES = (0.25, 0.5, 1.0)  # of the rounds, after which settings are compared
+Rows = tuple[Tensor, ...]  # of the pool, by client
 ANOTHER = "tune into another folder, or remove the file to begin anew"
 
 
@@ -80,12 +82,12 @@ class Tuning:
 
     @property
     def alive(self) -> list[int]:
-        """The trials that go on: the first one, and the better half of those that took part in the last stage."""
+        """The trials that go on: the first one, and the better half of the others."""
         every = list(range(len(self.trials)))
         for stage in range(min(self.done, len(self.stages) - 1)):
             ranked = sorted(every[1:], key=lambda k: _order(self.trials[k].scores[stage]))
             good = [k for k in ranked if self.trials[k].scores[stage] is not None]
-            every = [0, *sorted(good[: max(1, len(every) // 2) - 1])]
+            every = [0, *sorted(good[: max(1, len(ranked) // 2)])]
         return every
 
 
@@ -122,7 +124,7 @@ def tune(
     net = fit_net(experiment.net, shards, experiment.method)
     model, training = build_model(net, shards.task_shape, experiment.method), experiment.training
     folds = [] if any(map(len, shards.validation)) else left_out(shards, _folds(experiment), experiment.data.seed)
-    judged: Sequence[Sequence] = folds or [shards.validation]
+    judged: Sequence[Rows] = folds or [shards.validation]
     methods = draw(experiment.method, space, count, training.seed)
     tuning = _begin(experiment, out, space, methods, sum(len(rows) for sets in judged for rows in sets), len(folds))
     federation: Federation | None = None
@@ -148,7 +150,7 @@ def tuned(experiment: Experiment, tuning: Tuning) -> Experiment:
     if tuning.chosen is None:
         raise ValueError("the search is not over")
     values = tuning.trials[tuning.chosen].values
-    return dataclasses.replace(experiment, method=dataclasses.replace(experiment.method, **values))  # type: ignore[arg-type]
+    return dataclasses.replace(experiment, method=dataclasses.replace(experiment.method, **values))
 
 
 def read_tuning(path: Path) -> Tuning:
@@ -222,8 +224,8 @@ def _start(
     shards: Shards,
     model: Model,
     methods: Sequence[Method],
-    folds: Sequence,
-    init,
+    folds: Sequence[Rows],
+    init: Init | None,
     device: str,
 ) -> Federation:
     """Return the federation of all settings, at round 0."""
@@ -234,7 +236,7 @@ def _start(
     return federation_of_settings(shards, model, methods, training, init, plan, folds)
 
 
-def _losses(federation: Federation, setting: int, judged: Sequence) -> NDArray[np.float64] | None:
+def _losses(federation: Federation, setting: int, judged: Sequence[Rows]) -> NDArray[np.float64] | None:
     """Return the losses of all rows that decide; None if the setting has diverged."""
     each = len(judged)
     places: list[Fold] = [(setting * each + f, sets) for f, sets in enumerate(judged)]
