@@ -652,7 +652,7 @@ def test_protocols_are_planned_with_their_methods(tmp_path):
     )
     people = plan("--protocols", "activity")
     assert [(job.table.name, job.split) for job in people] == [
-        *((activity.LEFT_OUT, fold) for fold in range(5)), (activity.RANDOM, 0)
+        (activity.RANDOM, 0), *((activity.LEFT_OUT, fold) for fold in range(5))
     ]  # fmt: skip
     assert bench.arguments(["--quick"]).out != bench.PAGE
 

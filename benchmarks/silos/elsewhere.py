@@ -135,7 +135,7 @@ def activity_jobs(path: Path, quick: bool = False) -> list[Job]:
     folds = 1 if quick else activity.FOLDS
     return [
         Job("activity", Table(name, path, "y", "person"), seed, activity.METHOD, quick)
-        for name, seeds in ((activity.LEFT_OUT, range(folds)), (activity.RANDOM, range(1)))
+        for name, seeds in ((activity.RANDOM, range(1)), (activity.LEFT_OUT, range(folds)))
         for seed in seeds
     ]
 
