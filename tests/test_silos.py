@@ -3,24 +3,55 @@
 import dataclasses
 import json
 import math
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
 from benchmarks.silos import __main__ as bench
-from benchmarks.silos import activity, flamby, jobs, newcomers, ours, records, statistics, survival, tables
+from benchmarks.silos import (
+    activity,
+    flamby,
+    jobs,
+    lines,
+    newcomer_rivals,
+    newcomers,
+    ours,
+    rates,
+    records,
+    rivals,
+    statistics,
+    survival,
+    tables,
+    text,
+)
 from benchmarks.silos.encoding import encode
 from benchmarks.silos.jobs import Circumstances, Job
-from benchmarks.silos.mixed import NotFitted, mixed_linear, mixed_logistic, random_effects
+from benchmarks.silos.merging import merged
+from benchmarks.silos.mixed import mixed_linear, mixed_logistic, random_effects
 from benchmarks.silos.page import render
+from benchmarks.silos.page_of_methods import methods_section
 from benchmarks.silos.page_of_newcomers import by_size, clients_of, newcomers_section, over_clients
 from benchmarks.silos.rivals import FREQUENCIES, LOCAL, find, predict, rivals_for
-from benchmarks.silos.scores import Labels, Numbers, calibration_error, gaussian_crps, number_scores, score
+from benchmarks.silos.scores import (
+    Labels,
+    NotFitted,
+    Numbers,
+    auroc,
+    calibration_error,
+    gaussian_crps,
+    number_scores,
+    score,
+)
 from pfedbayes.errors import UserError
 from pfedbayes.maths.likelihoods import Classification, Regression
+from pfedbayes.serving.newcomers import join
 
 
 def clinics(rows=60, seed=0):
@@ -97,14 +128,120 @@ def test_tables_are_described_in_toml_or_by_an_option(tmp_path, table):
     assert (option.name, option.path, option.target, option.client) == ("clinics", table.path, "outcome", "clinic")
     assert tables.task_of(option, tables.read_frame(option)) == "classification"
     assert len(tables.read_tables()) == 13
-    for text, message in (("a.csv:b", "FILE:TARGET:CLIENT"), ("a.csv::c", "FILE:TARGET:CLIENT")):
-        with pytest.raises(UserError, match=message):
-            tables.parse_table(text)
+    for wrong in ("a.csv:b", "a.csv::c"):
+        with pytest.raises(UserError, match="FILE:TARGET:CLIENT"):
+            tables.parse_table(wrong)
     with pytest.raises(UserError, match="no column 'outcom'"):
         tables.read_frame(dataclasses.replace(table, target="outcom"))
     (tmp_path / "own.toml").write_text('[tables.mine]\nfile = "clinics.csv"\ntarget = "cost"\n')
     with pytest.raises(UserError, match="needs client"):
         tables.read_tables(tmp_path / "own.toml")
+
+
+def test_lines_write_what_pandas_writes(tmp_path):
+    frame = clinics(9)
+    frame["note"] = ['a "b", c', "", "line\nbreak", *map(str, range(6))]
+    whole = lines.Lines.read(frame.to_csv(index=False))
+    kept = frame.iloc[[4, 0, 3]].assign(split=["x", "y", "z"]).drop(columns=["dose"])
+    parts = ["y", "", "", "z", "x", *[""] * 4]
+    whole.write(tmp_path / "some.csv", [4, 0, 3], {"split": parts}, without=("dose",))
+    assert (tmp_path / "some.csv").read_text() == kept.to_csv(index=False)
+    assert whole.text() == frame.to_csv(index=False)
+
+
+def test_a_table_travels_as_text(table, tmp_path):
+    text.write(tmp_path / "packed", table, range(2), range(1))
+    (packed,) = text.tables(tmp_path / "packed").values()
+    assert tables.task_of(packed, None) == "classification"
+    for number in range(2):
+        there, here = jobs.data_of(Job("tables", packed, number, "local")), tables.split_table(table, number)
+        assert (there.digest, there.clients, there.task) == (here.digest, here.clients, here.task)
+        assert (there.parts == here.parts).all()
+        assert there.lines == here.lines
+    there, here = jobs.data_of(Job("newcomers", packed, 0, "default")), newcomers.read(table, 0)
+    assert (there.digest, there.groups, there.rows, there.num_clients) == (
+        here.digest, here.groups, here.rows, here.num_clients
+    )  # fmt: skip
+    assert there.own.keys() == here.own.keys()
+    assert all((a == b).all() for name in there.own for a, b in zip(there.own[name], here.own[name], strict=True))
+    with pytest.raises(UserError, match="no split 2"):
+        jobs.data_of(Job("tables", packed, 2, "local"))
+    with pytest.raises(UserError, match="no file that ends in"):
+        text.tables(tmp_path)
+
+
+def test_methods_train_where_pandas_and_scikit_learn_are_missing(table, tmp_path):
+    text.write(tmp_path / "packed", table, range(1), range(1))
+    script = (
+        "import sys\n"
+        "for name in ('pandas', 'sklearn', 'statsmodels', 'lifelines', 'rich', 'typer', 'threadpoolctl'):\n"
+        "    sys.modules[name] = None\n"
+        "from benchmarks.silos import elsewhere, ours\n"
+        "ours.choose = lambda *_: ['training.rounds=1', 'training.local_steps=1']\n"
+        f"paths = [{str(tmp_path / 'packed')!r}, {str(tmp_path / 'records')!r}]\n"
+        "elsewhere.main(['run', *paths, '--methods', 'default,fedavg', '--splits', '0'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = records.read_records(tmp_path / "records")
+    assert {(one.protocol, one.method, one.split) for one in found} == {
+        ("tables", "default", 0), ("tables", "fedavg", 0), ("newcomers", "default", 0)
+    }  # fmt: skip
+    assert all(one.scores and math.isfinite(one.scores.get("nll", 0)) for one in found)
+
+
+def test_rates_are_chosen_by_rank_over_tables():
+    def at(method, table, losses, **others):
+        return [
+            record(protocol="rates", method=rates.label(method, rate), table=table, scores={"nll": loss}, **others)
+            for rate, loss in zip(rates.GRID, losses, strict=True)
+        ]
+
+    # 0.1 is best on two of three tables, and 0.3 fails on one.
+    kept = [*at("ditto", "a", [4, 3, 2, 1]), *at("ditto", "b", [4, 3, 1, 2]), *at("ditto", "c", [4, 2, 1, 3])]
+    kept[-1] = dataclasses.replace(kept[-1], scores=None, failed="it diverged")
+    kept += at("ditto", "d", [2, 1, 1, 3], task="classification")  # a tie: the lower rate
+
+    def choose(some):
+        return rates.choose(records.collect(some)["rates"])
+
+    assert choose(kept) == {"classification": {"ditto": 0.03}, "regression": {"ditto": 0.1}}
+    assert choose(kept[:4]) == {"regression": {"ditto": 0.3}}
+    assert choose(kept[:3]) == {}  # a table without all rates does not count
+    assert rates.at("ditto", 0.1) == ["method.eta=0.1", "method.eta_personal=0.1"]
+    assert rates.at("pfedbayes", None) == []
+
+
+def test_rates_are_tried_on_validation_rows_only(table, tmp_path, monkeypatch):
+    monkeypatch.setattr(ours, "BUDGET", ("training.rounds=2", "training.local_steps=2", "training.evaluate_every=1"))
+    read = []
+    train = ours.train
+    monkeypatch.setattr(
+        ours, "train", lambda made, folder: read.append(pd.read_csv(made.data.path)[ours.PART]) or train(made, folder)
+    )
+    job = Job(rates.PROTOCOL, table, 0, rates.label("fedavg", 0.1))
+    (done,) = jobs.finished([job], Circumstances(tmp_path / "records", "0.1", None, "a CPU", 1))
+    assert set(read[0]) == {"train", "validation"}
+    assert done.failed is None
+    assert done.scores["nll"] > 0
+
+
+def test_all_methods_have_the_budget_of_the_default_one():
+    default = ours.experiment_for("y", "c", "regression", "default", Path("t.csv")).training
+    for method in ours.METHODS[1:]:
+        own = ours.experiment_for("y", "c", "regression", method, Path("t.csv")).training
+        assert (own.rounds, own.local_steps) == (default.rounds, default.local_steps)
+        assert own.patience >= own.rounds
+
+
+def test_no_job_starts_after_the_time_is_up(table, tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(jobs, "work", lambda job, _: started.append(job))
+    planned = [Job("tables", table, split, "local") for split in range(3)]
+    here = Circumstances(tmp_path, "0.1", None, "a CPU", 1)
+    clock = iter([0.0, 1.0, 5.0, 11.0])
+    monkeypatch.setattr(jobs.time, "monotonic", lambda: next(clock))
+    assert len(list(jobs.finished(planned, here, seconds=10))) == len(started) == 2
 
 
 # Encoding and rivals
@@ -191,6 +328,12 @@ def test_label_scores_by_hand():
     assert by_client["accuracy"] == 50
     one_class, _ = score(Labels(p, np.zeros(4, int), np.zeros(4)))
     assert "auroc" not in one_class
+
+
+def test_equal_scores_count_half_in_the_auroc():
+    rng = np.random.default_rng(0)
+    values, positive = rng.integers(0, 5, 60).astype(float), rng.random(60) < 0.4
+    assert auroc(values, positive) == pytest.approx(roc_auc_score(positive, values))
 
 
 def test_confidences_of_a_bin_cancel():
@@ -379,6 +522,31 @@ def test_records_survive_and_are_collected_by_split(tmp_path):
     assert method["failed"] == ["no"]
 
 
+def test_results_of_two_machines_become_one():
+    old = records.collect([record(), record(split=1, scores={"nll": 3.0}), record(method="pooled ridge")])
+    newer = record(
+        method="default", split=1, digest="new", scores={"nll": 7.0}, machine="another CPU", date="2026-02-02",
+        per_client={"a": {"nll": 7.0}}, resolved="local",
+    )  # fmt: skip
+    again = record(scores={"nll": 5.0}, per_client=None, date="2026-02-01")
+    failed = record(method="pooled ridge", split=2, scores=None, by_client=None, failed="no")
+    both = merged(old, records.collect([newer, again, failed]))
+    table = both["tables"]["clinics"]
+    assert (table["splits"], table["digests"]) == ([0, 1, 2], ["d", "new", "d"])
+    assert table["machines"] == ["a CPU", "another CPU"]
+    assert table["dates"] == ["2026-01-01T00:00", "2026-02-02"]
+    methods = table["methods"]
+    assert methods["local ridge"]["nll"] == [5.0, None, None]  # that of split 1 is on other rows
+    assert methods["default"]["nll"] == [None, 7.0, None]
+    assert methods["default"]["per_client"] == [None, {"a": {"nll": 7.0}}, None]
+    assert methods["default"]["resolved"] == ["local"]
+    assert methods["pooled ridge"]["nll"] == [1.0, None, None]
+    assert methods["pooled ridge"]["by_client"] == {"nll": [1.1, None, None]}
+    assert methods["pooled ridge"]["failed"] == ["no"]
+    assert merged({}, old) == old == merged(old, {})
+    assert merged(old, old) == old
+
+
 def test_scores_of_other_rows_are_left_out():
     newer = record(method="pooled ridge", digest="new", date="2026-02-01T00:00")
     methods = records.collect([record(), newer])["tables"]["clinics"]["methods"]
@@ -390,7 +558,7 @@ def test_a_failing_method_leaves_its_reason_and_is_not_repeated(table, tmp_path,
     def fail(*_):
         raise NotFitted("it did not converge")
 
-    monkeypatch.setattr(jobs.rivals, "predict", fail)
+    monkeypatch.setattr(rivals, "predict", fail)
     job = Job("tables", table, 0, "mixed slopes")
     here = Circumstances(tmp_path / "records", "0.1", None, "a CPU", 1)
     (done,) = jobs.finished([job], here)
@@ -405,10 +573,10 @@ def test_a_method_with_other_defaults_is_measured_again(table, tmp_path, monkeyp
     job = Job("tables", table, 0, "fedavg")
     digest = tables.split_table(table, 0).digest
     records.write_record(
-        tmp_path, record(method="fedavg", digest=digest, settings=ours.settings_digest("fedavg"))
+        tmp_path, record(method="fedavg", digest=digest, settings=ours.settings_digest("fedavg", "classification"))
     )  # fmt: skip
     assert jobs.unfinished([job], tmp_path, retry=False) == []
-    monkeypatch.setattr(ours, "settings_digest", lambda method: "others")
+    monkeypatch.setattr(ours, "settings_digest", lambda *_: "others")
     assert jobs.unfinished([job], tmp_path, retry=False) == [job]
 
 
@@ -423,8 +591,8 @@ def test_a_rival_has_a_time_limit():
 
 @pytest.mark.parametrize("target", ["outcome", "cost"])
 def test_a_tiny_benchmark_from_table_to_page(table, target, tmp_path, capsys, monkeypatch):
-    quick = [*ours.choose("default"), "training.rounds=2", "training.local_steps=2", "training.evaluate_every=2"]
-    monkeypatch.setattr(ours, "choose", lambda method: quick)
+    quick = ["training.rounds=2", "training.local_steps=2", "training.evaluate_every=2"]
+    monkeypatch.setattr(ours, "choose", lambda *_: quick)
     other = {"outcome": "cost", "cost": "outcome"}[target]
     (tmp_path / "own.toml").write_text(
         f'[tables.clinics]\nfile = "clinics.csv"\ntarget = "{target}"\nclient = "clinic"\nignore = ["{other}"]\n'
@@ -459,7 +627,7 @@ def test_a_split_without_early_stopping_trains_on_validation_rows(split, tmp_pat
         raise InterruptedError
 
     monkeypatch.setattr(ours, "train", train)
-    experiment = ours.experiment_for(split, "fedavg", tmp_path / "table.csv")
+    experiment = ours.experiment_for("outcome", "clinic", "classification", "fedavg", tmp_path / "table.csv")
     for patience in (5, None):
         training = dataclasses.replace(experiment.training, patience=patience)
         changed = dataclasses.replace(experiment, training=training)
@@ -484,7 +652,7 @@ def test_protocols_are_planned_with_their_methods(tmp_path):
     )
     people = plan("--protocols", "activity")
     assert [(job.table.name, job.split) for job in people] == [
-        *((activity.LEFT_OUT, fold) for fold in range(5)), (activity.RANDOM, 0)
+        (activity.RANDOM, 0), *((activity.LEFT_OUT, fold) for fold in range(5))
     ]  # fmt: skip
     assert bench.arguments(["--quick"]).out != bench.PAGE
 
@@ -535,20 +703,40 @@ def test_newcomers_and_their_rivals_see_the_rows_that_they_bring(tmp_path, monke
         seen.append(sorted(pd.read_csv(experiment.data.path)["clinic"].unique()))
         assert (experiment.evaluation.folds, experiment.evaluation.alone) == (0, False)
 
-    monkeypatch.setattr(newcomers, "class_probabilities", keep)
+    monkeypatch.setattr(newcomer_rivals, "class_probabilities", keep)
     monkeypatch.setattr(newcomers, "train", train)
-    newcomers._rival(data, name, encode(newcomers._split(data, group)))
+    newcomer_rivals.predict(data, name, encode(newcomer_rivals.without(data, group)))
     assert seen == [(sorted(brought[:size].tolist()), sorted(tested.tolist())) for size in (5, 20)]
     seen.clear()
     newcomers.federation(data, group, tmp_path)
     assert seen == [[other for other in ("c00", "c01", "c02", "c03") if other != name]]
-    assert (newcomers._split(data, group).test == np.isin(np.arange(160), tested)).all()
+    assert (newcomer_rivals.without(data, group).test == np.isin(np.arange(160), tested)).all()
+
+
+def test_newcomers_get_the_models_of_pfedbayes_personalize(table, tmp_path, monkeypatch):
+    quick = ["training.rounds=2", "training.local_steps=2"]
+    monkeypatch.setattr(ours, "choose", lambda *_: quick)
+    table = many_clinics(tmp_path / "many.csv", [40] * 4)
+    data = newcomers.read(table, 0)
+    group = data.groups[0]
+    run = newcomers.federation(data, group, tmp_path)
+    found = newcomers._ours(data, group[0], run, tmp_path)
+    brought, tested = data.own[group[0]]
+    assert found.keys() == {("shared", 0), ("joined", 5), ("joined", 20), ("alone", 5), ("alone", 20)}
+    data.lines.write(tmp_path / "brought.csv", brought[:20].tolist(), without=("clinic",))
+    inputs = data.frame.iloc[tested].drop(columns=["clinic", "outcome"])
+    for model in ("joined", "alone"):
+        client = join(run, tmp_path / "brought.csv", folds=0, certify=False, device="cpu", model=model).client
+        p = client.predict(inputs)
+        expected = np.stack([p["p_ill"], p["p_well"]], 1)
+        assert found[model, 20].probabilities == pytest.approx(expected, abs=0.02)
+        assert np.abs(found[model, 5].probabilities - expected).max() > 1e-4
 
 
 @pytest.mark.parametrize("target", ["outcome", "cost"])
 def test_newcomers_from_table_to_page(table, target, tmp_path, capsys, monkeypatch):
     quick = ["training.rounds=2", "training.local_steps=2", "training.evaluate_every=2"]
-    monkeypatch.setattr(ours, "choose", lambda method: quick)
+    monkeypatch.setattr(ours, "choose", lambda *_: quick)
     other = {"outcome": "cost", "cost": "outcome"}[target]
     (tmp_path / "own.toml").write_text(
         f'[tables.clinics]\nfile = "clinics.csv"\ntarget = "{target}"\nclient = "clinic"\nignore = ["{other}"]\n'
@@ -558,12 +746,13 @@ def test_newcomers_from_table_to_page(table, target, tmp_path, capsys, monkeypat
         "--records", str(tmp_path / "records"), "--out", str(tmp_path / "silos.json"),
     ]  # fmt: skip
     bench.main(arguments)
-    assert "0 of 1 jobs are done" in capsys.readouterr().err
-    found = json.loads((tmp_path / "silos.json").read_text())["newcomers"]["clinics"]["methods"]["default"]
+    assert "0 of 2 jobs are done" in capsys.readouterr().err
+    table = json.loads((tmp_path / "silos.json").read_text())["newcomers"]["clinics"]
+    found = table["methods"]["default"]
     (people,) = found["per_client"]
     assert people.keys() == {"a", "b", "c"}
     keys = {f"{model} {0 if model == 'shared' else 5} nll" for model in newcomers.MODELS}
-    for scores in people.values():
+    for scores in clients_of(table).values():
         assert keys <= scores.keys()
         assert all(map(math.isfinite, scores.values()))
         assert not any(" 20 " in name for name in scores)  # nobody has so many rows
@@ -573,8 +762,8 @@ def test_newcomers_from_table_to_page(table, target, tmp_path, capsys, monkeypat
     assert ("| Accuracy, % | rows brought |" in page) == (target == "outcome")
     assert ("| RMSE | rows brought |" in page) == (target == "cost")
     bench.main(arguments)
-    assert "1 of 1 jobs are done" in capsys.readouterr().err
-    monkeypatch.setattr(ours, "settings_digest", lambda method: "others")
+    assert "2 of 2 jobs are done" in capsys.readouterr().err
+    monkeypatch.setattr(ours, "settings_digest", lambda *_: "others")
     job = bench.plan(bench.arguments(arguments))[0]
     assert jobs.unfinished([job], tmp_path / "records", retry=False) == [job]
 
@@ -661,6 +850,24 @@ def test_the_page_counts_ranks_and_names_reasons():
     assert "| mixed slopes | **1.000** | 1.0 |" in page
     assert "- clinics, mixed slopes, 1 of 2 splits: it did not converge" in page
     assert "**default: pFedBayes**" in page
+
+
+def test_the_page_compares_the_methods_of_the_package():
+    def one(method, nll, table="clinics"):
+        return [record(method=method, table=table, split=k, scores={"nll": value}) for k, value in enumerate(nll)]
+
+    kept = [
+        *one("default", [1.0, 1.1]), *one("fedavg", [2.0, 2.1]), *one("ditto", [0.9, 1.3]),
+        *one("default", [1.0, 1.1], "wards"), *one("fedavg", [0.5, 0.6], "wards"),
+    ]  # fmt: skip
+    tables_of = records.collect(kept)["tables"]
+    page = "\n".join(methods_section(tables_of))
+    assert "| FedAvg | 1 | 0 | 1 | 3.0 |" in page  # only clinics has all methods
+    assert "| Ditto | 0 | 1 | 0 | 2.0 |" in page
+    assert "that of the default one is 1.0" in page
+    assert "| wards | **+0.500 [+0.500, +0.500]** |  |" in page
+    assert "| clinics | **−1.000 [−1.000, −1.000]** | −0.050 [" in page
+    assert methods_section(records.collect(one("default", [1.0]))["tables"]) == []
 
 
 def test_the_page_of_the_repository_is_made_from_its_results():

@@ -6,7 +6,8 @@
     python -m benchmarks.silos --render
 
 DATA_DIR holds the files that benchmarks/silos/tables.toml names. Every finished job leaves a record under --records;
-run the command again to continue after a stop. It needs the packages of requirements/dev.txt.
+run the command again to continue after a stop. It adds the records to the results and keeps what is there already. It
+needs the packages of requirements/dev.txt; `python -m benchmarks.silos.elsewhere` trains on a machine without them.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.silos import activity, flamby, jobs, newcomers, ours, rivals, survival
+from benchmarks.silos import flamby, jobs, newcomers, ours, rivals, survival
+from benchmarks.silos.elsewhere import WINDOWS, activity_jobs
 from benchmarks.silos.jobs import Circumstances, Job
+from benchmarks.silos.merging import merged
 from benchmarks.silos.page import render
 from benchmarks.silos.records import collect, read_records
 from benchmarks.silos.tables import TABLES, Table, parse_table, read_frame, read_reasons, read_tables, task_of
@@ -83,6 +86,8 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{len(planned) - len(left)} of {len(planned)} jobs are done", file=sys.stderr, flush=True)
         jobs.run(left, Circumstances.here(wanted.records, wanted.workers))
         results = collect(read_records(wanted.records))
+        if wanted.out.exists():
+            results = merged(json.loads(wanted.out.read_text()), results)
         wanted.out.parent.mkdir(parents=True, exist_ok=True)
         write_file(wanted.out, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     page = render(results, read_reasons())
@@ -116,8 +121,7 @@ def plan(wanted: argparse.Namespace) -> list[Job]:
             raise UserError(f"there is no method {name!r}: {nearest(name, everything)}")
 
     def selected(methods: Any) -> list[str]:
-        kept = [name for name in methods if asked is None or name in asked]
-        return [name for name in kept if name not in ours.METHODS or not ours.repeats_default(name)]
+        return [name for name in methods if asked is None or name in asked]
 
     splits = range(1 if wanted.quick else wanted.splits)
     planned: list[Job] = []
@@ -131,7 +135,12 @@ def plan(wanted: argparse.Namespace) -> list[Job]:
         ]
     if "newcomers" in protocols:
         seeds = range(1 if wanted.quick else min(wanted.splits, newcomers.SEEDS))
-        planned += [Job("newcomers", tables[name], seed, ours.DEFAULT) for seed in seeds for name in chosen]
+        planned += [
+            Job("newcomers", tables[name], seed, method)
+            for seed in seeds
+            for name in chosen
+            for method in newcomers.METHODS
+        ]
     if "heart" in protocols:
         methods = selected([*ours.METHODS, *flamby.RIVALS])
         seeds = range(1 if wanted.quick else flamby.SEEDS)
@@ -140,11 +149,7 @@ def plan(wanted: argparse.Namespace) -> list[Job]:
         table = Table("tcga_brca", wanted.data_dir / "silos/tcga_brca.csv", survival.DAYS, survival.REGION)
         planned += [Job("survival", table, 0, method) for method in survival.methods(survival.read(table.path))]
     if "activity" in protocols:
-        folds = range(1 if wanted.quick else activity.FOLDS)
-        path = wanted.data_dir / "silos/har.npz"
-        for name, seeds in ((activity.LEFT_OUT, folds), (activity.RANDOM, range(1))):
-            table = Table(name, path, "y", "person")
-            planned += [Job("activity", table, seed, activity.METHOD, wanted.quick) for seed in seeds]
+        planned += activity_jobs(wanted.data_dir / "silos" / WINDOWS, wanted.quick)
     return planned
 
 

@@ -106,17 +106,20 @@ def assign(person: NDArray[Any], protocol: str, split: int) -> Parts:
     return parts
 
 
-def measure(data: Windows, method: str, folder: Path) -> Measured:
+def measure(data: Windows, method: str, folder: Path, device: str = "cpu") -> Measured:
     """Train on the people that take part and score their models. A rerun with the same folder continues the training.
 
     Left-out people are scored with their own model, with the shared one (shared_accuracy and so on), and with the one
     that they train alone (alone_accuracy).
     """
     experiment = write(data, method, folder)
-    seconds = train(experiment, folder / "run", resume=(folder / "run" / runs.INFO).exists())
+    seconds = train(experiment, folder / "run", (folder / "run" / runs.INFO).exists(), device)
     start = time.monotonic()
     left_out = bool((data.parts == "").any())
-    people, predicted = new_people(data, method, folder) if left_out else own_windows(experiment, folder / "run")
+    if left_out:
+        people, predicted = new_people(data, method, folder, device)
+    else:
+        people, predicted = own_windows(experiment, folder / "run", device)
     pooled = {name: label_scores(*map(np.concatenate, zip(*each, strict=True))) for name, each in predicted.items()}
     by_person = {name: [label_scores(*one) for one in each] for name, each in predicted.items()}
     names = ("accuracy", "nll", "ece", "balanced_accuracy")
@@ -161,27 +164,28 @@ def _experiment(data: Windows, method: str, folder: Path, rows: NDArray[np.int64
             f"method.name={method}",
             'net.name="benchmarks.silos.activity:network"',
             "evaluation.alone=false",  # of no use here, and as slow as the federation
+            "execution.compile=false",  # compiling takes as long as training
             *short,
         ],
     )
 
 
-def own_windows(experiment: Experiment, run: Path) -> Predicted:
+def own_windows(experiment: Experiment, run: Path, device: str) -> Predicted:
     """Predict the test windows of each person with its own model and with the shared one."""
     shards = load_shards(experiment.data)
-    shared = open_client(run, shared=True, device="cpu", trust_module=True)
+    shared = open_client(run, shared=True, device=device, trust_module=True)
     predicted: Any = {"personal": [], "shared": []}
-    for client, rows in zip(models(run, shards.names, trust_module=True), shards.test, strict=True):
+    for client, rows in zip(models(run, shards.names, True, device), shards.test, strict=True):
         x, y = shards.x[rows], shards.y[rows].numpy()
         predicted["personal"].append((_probabilities(outputs_of(client, x)), y))
         predicted["shared"].append((_probabilities(outputs_of(shared, x)), y))
     return list(shards.names), predicted
 
 
-def new_people(data: Windows, method: str, folder: Path) -> Predicted:
+def new_people(data: Windows, method: str, folder: Path, device: str) -> Predicted:
     """Predict the windows of left-out people but 30, from which each joins, and also trains a model alone."""
     generator = np.random.default_rng(data.split)
-    shared = open_client(folder / "run", shared=True, device="cpu", trust_module=True)
+    shared = open_client(folder / "run", shared=True, device=device, trust_module=True)
     labels = {name: k for k, name in enumerate(shared.preprocessing.target.classes or ())}
     predicted: Any = {name: [] for name in PREFIXES}
     people = np.unique(data.person[data.parts == ""]).tolist()
@@ -190,17 +194,17 @@ def new_people(data: Windows, method: str, folder: Path) -> Predicted:
         own, others = rows[:OWN_WINDOWS], rows[OWN_WINDOWS:]
         path = folder / f"{person}.npz"
         np.savez(path, x=data.x[own], y=data.y[own])
-        joined = join(folder / "run", path, person, hold_out=0.0, certify=False, device="cpu", trust_module=True)
+        joined = join(folder / "run", path, person, hold_out=0.0, certify=False, device=device, trust_module=True)
         y = np.array([labels[str(label)] for label in data.y[others]])
         x = torch.from_numpy(data.x[others])
         for name, client in (("personal", joined.client), ("shared", shared)):
             predicted[name].append((_probabilities(outputs_of(client, x)), y))
-        predicted["alone"].append(_alone(data, method, folder / person, own, others))
+        predicted["alone"].append(_alone(data, method, folder / person, own, others, device))
     return people, predicted
 
 
 def _alone(
-    data: Windows, method: str, folder: Path, own: NDArray[np.int64], others: NDArray[np.int64]
+    data: Windows, method: str, folder: Path, own: NDArray[np.int64], others: NDArray[np.int64], device: str
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Train on the windows `own` of one person alone, and return the predictions of the others with their labels.
 
@@ -210,8 +214,8 @@ def _alone(
     parts[: len(own)] = TRAIN
     parts[: len(own) // 5] = VALIDATION
     experiment = _experiment(data, method, folder, np.concatenate([own, others]), parts)
-    train(experiment, folder / "run", resume=(folder / "run" / runs.INFO).exists())
-    (one,) = own_windows(experiment, folder / "run")[1]["personal"]
+    train(experiment, folder / "run", (folder / "run" / runs.INFO).exists(), device)
+    (one,) = own_windows(experiment, folder / "run", device)[1]["personal"]
     return one
 
 

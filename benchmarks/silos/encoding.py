@@ -9,10 +9,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from benchmarks.silos.scores import Floats, Ints
 from benchmarks.silos.tables import Split
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,11 +13,8 @@ from scipy.special import expit
 from statsmodels.genmod.bayes_mixed_glm import BinomialBayesMixedGLM
 from statsmodels.regression.mixed_linear_model import MixedLM, MixedLMParams
 
-from benchmarks.silos.encoding import Design, Floats
-
-
-class NotFitted(Exception):
-    """A model that cannot be fitted, with the reason."""
+from benchmarks.silos.encoding import Design
+from benchmarks.silos.scores import Floats, NotFitted
 
 
 def fixed_effects(design: Design) -> Floats:

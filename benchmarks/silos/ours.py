@@ -1,4 +1,8 @@
-"""The package's methods with their defaults: what `pfedbayes run --data` does, and the predictions of its models."""
+"""The package's methods: what `pfedbayes run --data` does with them, and the predictions of their models.
+
+The default method has its defaults. The others train for as many rounds and local steps, `BUDGET`, at learning rates
+that were chosen by validation rows, see `rates`.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.silos.encoding import Floats
-from benchmarks.silos.scores import Labels, Numbers, Predictions
-from benchmarks.silos.tables import TRAIN, VALIDATION, Split
+from benchmarks.silos import rates
+from benchmarks.silos.scores import Floats, Labels, Numbers, Predictions
+from benchmarks.silos.tables import TRAIN, VALIDATION, Split, Task
 from pfedbayes import runs
 from pfedbayes.data import Shards, load_shards
 from pfedbayes.maths.likelihoods import Likelihood, Regression
@@ -30,6 +34,12 @@ from pfedbayes.trust.calibration import DRAWS
 
 DEFAULT = "default"
 METHODS = (DEFAULT, "local", "fedavg", "fedavg-ft", "ditto", "fedrep", "pfedme", "pfedbayes")
+BUDGET = (
+    "training.rounds=50", "training.local_steps=8", "training.batch_size=1000000", "training.evaluate_every=5",
+    "evaluation.alone=false",
+)  # fmt: skip
+"""Of all methods but the default one, as its own: 8 steps on all rows of a client in each of 50 rounds. They keep the
+round with the lowest validation loss."""
 PART = "split"  # the column with the part of each row
 
 
@@ -47,23 +57,33 @@ class Fit(NamedTuple):
 def fit(split: Split, method: str, folder: Path) -> Fit:
     """Run a method on a split in an empty folder. Without early stopping, it also trains on the validation rows."""
     table = folder / "table.csv"
-    experiment = experiment_for(split, method, table)
+    experiment = experiment_for(split.target, split.client, split.task, method, table)
     parts = split.parts
     if experiment.training.patience is None:
         parts = np.where(parts == VALIDATION, TRAIN, parts)
-    split.frame.assign(**{PART: parts}).to_csv(table, index=False)
+    split.lines.write(table, added={PART: parts.tolist()})
     seconds = train(experiment, folder / "run")
     predictions = predict(folder / "run", load_shards(experiment.data))
     return Fit(predictions, method_name(experiment.method), seconds)
 
 
-def experiment_for(split: Split, method: str, table: Path, changes: Sequence[str] = ()) -> Experiment:
+def validate(split: Split, method: str, rate: float, folder: Path) -> tuple[float, float]:
+    """Return the lowest validation loss of a method at a learning rate, and its seconds. No test row is read."""
+    table = folder / "table.csv"
+    changes = rates.at(method, rate)
+    experiment = experiment_for(split.target, split.client, split.task, method, table, changes)
+    split.lines.write(table, np.flatnonzero(~split.test).tolist(), {PART: split.parts.tolist()})
+    seconds = train(experiment, folder / "run")
+    losses = [record.validation_nll for record in runs.read_run(folder / "run").rounds]
+    return min(loss for loss in losses if loss is not None), seconds
+
+
+def experiment_for(
+    target: str, client: str, task: Task, method: str, table: Path, changes: Sequence[str] = ()
+) -> Experiment:
     """Return the experiment of a method for a table, as `pfedbayes run --data` resolves it with these changes."""
-    data = {
-        "path": str(table), "target": split.target, "client_column": split.client, "split_column": PART,
-        "task": split.task,
-    }  # fmt: skip
-    return read_experiment(None, [*own_data(data), *choose(method), *changes])
+    data = {"path": str(table), "target": target, "client_column": client, "split_column": PART, "task": task}
+    return read_experiment(None, [*own_data(data), *choose(method, task), *changes])
 
 
 def own_data(data: dict[str, str]) -> list[str]:
@@ -71,28 +91,25 @@ def own_data(data: dict[str, str]) -> list[str]:
     return [f"data.{name}={json.dumps(value, ensure_ascii=False)}" for name, value in data.items()]
 
 
-def choose(method: str) -> list[str]:
-    """Return the override that chooses a method; none for the default one."""
-    return [] if method == DEFAULT else [f"method.name={method}"]
-
-
-def repeats_default(method: str) -> bool:
-    """Return whether a named method, with its defaults for own tables, is the default one."""
-    return method != DEFAULT and settings_digest(method) == settings_digest(DEFAULT)
+def choose(method: str, task: str) -> list[str]:
+    """Return the overrides of a method for a task; none for the default one."""
+    if method == DEFAULT:
+        return []
+    return [f"method.name={method}", *BUDGET, *rates.at(method, rates.chosen().get(task, {}).get(method))]
 
 
 @cache
-def settings_digest(method: str) -> str:
-    """Return a hash of the settings that a method has for own tables."""
-    sections = read_experiment(None, ["data.path='table.csv'", *choose(method)]).sections()
+def settings_digest(method: str, task: str) -> str:
+    """Return a hash of the settings of a method for a task."""
+    sections = read_experiment(None, ["data.path='table.csv'", *choose(method, task)]).sections()
     del sections["data"]
     return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def train(experiment: Experiment, folder: Path, resume: bool = False) -> float:
+def train(experiment: Experiment, folder: Path, resume: bool = False, device: str = "cpu") -> float:
     """Run an experiment with its first seed and return the seconds it took."""
     start = time.monotonic()
-    for _ in execute(experiment, folder, [experiment.training.seed], "cpu", resume):
+    for _ in execute(experiment, folder, [experiment.training.seed], device, resume):
         pass
     return time.monotonic() - start
 
@@ -106,12 +123,12 @@ def predict(run: Path, shards: Shards) -> Predictions:
     ])  # fmt: skip
 
 
-def models(run: Path, names: Sequence[str], trust_module: bool = False) -> Iterator[Client]:
+def models(run: Path, names: Sequence[str], trust_module: bool = False, device: str = "cpu") -> Iterator[Client]:
     """Yield the model with which each client predicts. trust_module: see `open_client`."""
     if runs.read_info(run).method.personal:
-        yield from open_all(run, "cpu", trust_module)
+        yield from open_all(run, device, trust_module)
     else:
-        shared = open_client(run, shared=True, device="cpu", trust_module=trust_module)
+        shared = open_client(run, shared=True, device=device, trust_module=trust_module)
         yield from (shared for _ in names)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from benchmarks.silos.cells import difference_cells, mean_and_deviation, number, row, signed
 from benchmarks.silos.flamby import HEART
 from benchmarks.silos.ours import DEFAULT, METHODS
+from benchmarks.silos.page_of_methods import methods_section
 from benchmarks.silos.page_of_newcomers import activity_section, newcomers_section
 from benchmarks.silos.rivals import BOOSTING, FREQUENCIES, LOCAL, POOLED
 from benchmarks.silos.statistics import MARGIN, Comparison, compare, mean_of, ranks, verdict
@@ -42,9 +43,10 @@ HOW = """## How it is measured
 
 - **Splits**: {splits} per table, random and the same for all methods. Within each client, 64 % of the rows are training
   rows, 16 % validation rows and 20 % test rows, stratified by class for clients of at least ten rows.
-- **Methods of this package** run as `pfedbayes run --data` runs them, with defaults. Those that stop early use the
-  validation rows for it; the others train on them too. Scores are those of personal models, or of the shared model
-  where a method has no other, with 100 weight draws.
+- **Methods of this package** run as `pfedbayes run --data` runs them: the default one with its defaults, the others
+  with the budget and the learning rates above. Those that keep the best round use the validation rows for it; the
+  default one trains on them too. Scores are those of personal models, or of the shared model where a method has no
+  other, with 100 weight draws.
 - **Rivals** are fitted to training and validation rows. Logistic regression and ridge choose their penalty by
   cross-validation. Regressions of scikit-learn predict Gaussians with the cross-validated mean squared error as
   variance. Pooled models see the rows of all clients, with the client as a column.
@@ -73,6 +75,7 @@ def render(results: Results, reasons: Mapping[str, str]) -> str:
         parts += reason_lines(comparisons, reasons)
     else:
         parts += ["The default method is not measured yet.\n", INTRODUCTION]
+    parts += methods_section(tables)
     for task, title in TASKS.items():
         chosen = {name: table for name, table in tables.items() if table["task"] == task}
         if chosen:

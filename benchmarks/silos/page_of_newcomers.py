@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.silos.activity import LEFT_OUT, OWN_WINDOWS, PUBLISHED, RANDOM
 from benchmarks.silos.cells import difference_cells, mean_and_deviation, number, row
-from benchmarks.silos.newcomers import MODELS, SIZES
+from benchmarks.silos.newcomers import MODELS, RIVAL, SIZES
 from benchmarks.silos.ours import DEFAULT
 from benchmarks.silos.statistics import Difference, corrected_interval
 
@@ -23,9 +23,11 @@ SCORES = {"accuracy": ("Accuracy, %", ".1f"), "auroc": ("AUROC", ".3f"), "rmse":
 def clients_of(table: Results, method: str = DEFAULT) -> Clients:
     """Return the scores of each client, as means over the splits in which it is scored."""
     found: dict[str, list[dict[str, float]]] = {}
-    for split in table["methods"].get(method, {}).get("per_client", ()):
-        for client, scores in (split or {}).items():
-            found.setdefault(client, []).append(scores)
+    parts = [table["methods"].get(name, {}).get("per_client") for name in (method, RIVAL)]
+    for both in zip(*(part for part in parts if part is not None), strict=True):
+        for client in sorted({name for split in both for name in split or {}}):
+            known = [split[client] for split in both if split and client in split]
+            found.setdefault(client, []).append({name: value for one in known for name, value in one.items()})
     return {
         client: {
             name: float(np.mean([one[name] for one in scores if name in one]))

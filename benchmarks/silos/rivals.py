@@ -22,9 +22,9 @@ from sklearn.ensemble import (
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV, RidgeCV
 from sklearn.model_selection import KFold, StratifiedKFold, cross_val_predict
 
-from benchmarks.silos.encoding import Design, Floats, Ints
+from benchmarks.silos.encoding import Design
 from benchmarks.silos.mixed import mixed_linear, mixed_logistic
-from benchmarks.silos.scores import Labels, Numbers, Predictions
+from benchmarks.silos.scores import Floats, Ints, Labels, Numbers, Predictions
 from benchmarks.silos.tables import Task
 
 FOLDS = 5

@@ -18,9 +18,8 @@ import pandas as pd
 from lifelines import CoxPHFitter
 from numpy.typing import NDArray
 
-from benchmarks.silos.encoding import Floats
-from benchmarks.silos.mixed import NotFitted
 from benchmarks.silos.ours import PART, own_data, train
+from benchmarks.silos.scores import Floats, NotFitted
 from pfedbayes.errors import UserError
 from pfedbayes.runs.experiment import read_experiment
 from pfedbayes.serving.open import open_client

@@ -1,4 +1,7 @@
-"""Tables and their splits into training, validation and test rows."""
+"""Tables and their splits into training, validation and test rows.
+
+pandas reads tables. It is imported lazily, because a machine that was sent splits of them as text may not have it.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from benchmarks.silos.lines import Lines
 from pfedbayes.errors import UserError, nearest
 
 Task = Literal["classification", "regression"]
@@ -42,8 +45,8 @@ class Split:
     """The rows of a table, each assigned to training, validation or test."""
 
     name: str
-    frame: Any
-    """A pandas frame without the ignored columns. The client column holds text."""
+    lines: Lines
+    """The table without the ignored columns."""
     target: str
     client: str
     task: Task
@@ -51,6 +54,8 @@ class Split:
     """Part of each row (n,): "train", "validation" or "test"."""
     digest: str
     """Hash of the rows and of their parts."""
+    frame: Any = None
+    """The same table as a pandas frame, whose client column holds text; None if it came as text."""
 
     @property
     def test(self) -> NDArray[np.bool_]:
@@ -61,7 +66,7 @@ class Split:
     @property
     def clients(self) -> list[str]:
         """The names of the clients, sorted."""
-        return sorted(self.frame[self.client].unique())
+        return sorted(set(self.lines.column(self.client)))
 
 
 def read_tables(path: Path = TABLES, folder: Path | None = None) -> dict[str, Table]:
@@ -103,6 +108,8 @@ def _table(name: str, entry: Mapping[str, Any], folder: Path) -> Table:
 
 def read_frame(table: Table) -> Any:
     """Read a table as a pandas frame without ignored columns, with clients as text."""
+    import pandas as pd  # noqa: PLC0415  (see above)
+
     try:
         frame = pd.read_csv(table.path)
     except (OSError, ValueError) as error:
@@ -122,6 +129,8 @@ def task_of(table: Table, frame: Any) -> Task:
     """Return the task of a table: as given, else inferred from the target as the package does."""
     if table.task is not None:
         return table.task
+    import pandas as pd  # noqa: PLC0415  (see above)
+
     target = frame[table.target]
     if not pd.api.types.is_numeric_dtype(target) or pd.api.types.is_bool_dtype(target):
         return "classification"
@@ -164,5 +173,6 @@ def split_table(table: Table, seed: int) -> Split:
 
 def make_split(name: str, frame: Any, target: str, client: str, task: Task, parts: Parts) -> Split:
     """Return a split with the hash of its rows."""
-    content = f"{target}\n{client}\n{task}\n{frame.to_csv(index=False)}\n{' '.join(parts)}"
-    return Split(name, frame, target, client, task, parts, hashlib.sha256(content.encode()).hexdigest()[:16])
+    text = frame.to_csv(index=False)
+    digest = hashlib.sha256(f"{target}\n{client}\n{task}\n{text}\n{' '.join(parts)}".encode()).hexdigest()[:16]
+    return Split(name, Lines.read(text), target, client, task, parts, digest, frame)
