@@ -11,7 +11,7 @@ from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.maths.metrics import accuracy, ece, log_average, reliability
 from pfedbayes.methods import FedAvg, Local, PFedBayes
 from pfedbayes.trust.shifts import other_set, strange_inputs
-from pfedbayes.trust.uncertainty import FIGURES, FURTHER, TABLES, assess, cells, mean_rows, table_rows
+from pfedbayes.trust.uncertainty import FIGURES, FURTHER, TABLES, assess, assess_models, cells, mean_rows, table_rows
 
 
 def with_validation():
@@ -99,7 +99,7 @@ def test_tables_show_a_row_for_each_way(assessed):
     own, strange, promises = TABLES.values()
     titles = [title for title, _ in table_rows(assessed, strange)]
     raw = ("", ", by MI", ", by strangeness")
-    ways = {"personal": (*raw, ", scaled"), "shared": (*raw, ", scaled"), "gated": raw}
+    ways = {"personal": (*raw, ", scaled", ", calibrated"), "shared": (*raw, ", scaled", ", calibrated"), "gated": raw}
     assert titles == [f"{model}{way}" for model, of_model in ways.items() for way in of_model]
     assert [title for title, _ in table_rows(assessed, own)] == [t for t in titles if "by" not in t]
     for _, row in table_rows(assessed, promises):
@@ -134,39 +134,121 @@ def test_what_cannot_be_assessed_is_said():
         assess(federation(FedAvg(), shards=numbers, model=model))
 
 
+def record(figures, group="pfedbayes", **more):
+    return {"seeds": 3, "settings": {group: ["training.rounds=1"]}, "device": "a CPU", "figures": figures} | more
+
+
 class TestBenchmark:
     def test_the_committed_page_is_made_from_the_committed_figures(self):
-        results = benchmark.Path(__file__).parents[2] / "docs" / "results"
-        measured = json.loads((results / "uncertainty.json").read_text())
-        assert benchmark.render(measured) == (results / "uncertainty.md").read_text()
+        measured = json.loads(benchmark.PAGE.with_suffix(".json").read_text())
+        assert benchmark.render(measured) == benchmark.PAGE.with_suffix(".md").read_text()
 
-    def test_the_first_paragraph_of_the_page_says_what_was_measured(self):
-        results = benchmark.Path(__file__).parents[2] / "docs" / "results"
-        measured = json.loads((results / "uncertainty.json").read_text())
-        assert {cell["seeds"] for cell in measured.values()} == {1}
-        for name in benchmark.SETS:
-            for size in benchmark.SIZES:
-                models = {
-                    (method, which): mean_rows(ways["as it is"])
-                    for method in benchmark.METHODS
-                    for which, ways in measured[f"{name}-{size}-{method}"]["figures"].items()
-                }
-                ours = models.pop(("pfedbayes", "personal"))
-                assert all(ours[score] < other[score] for other in models.values() for score in ("nll", "aurc"))
-                assert all(ours["auroc_unseen"] > other["auroc_unseen"] for other in models.values())
+    def test_every_cell_has_an_experiment_and_the_settings_that_were_chosen_on_validation_data(self):
+        for cell in benchmark.order(7, 5):
+            for method in benchmark.GROUPS[cell.group]:
+                experiment = cell.experiment(method)
+                assert (experiment.data.name, experiment.data.size) == (cell.name, cell.size)
+                assert (experiment.data.validation, experiment.training.rounds) == (0.2, 7)
+                tuned = benchmark.TUNED[cell.name].get(method, {}) if method != "pfedbayes" else {}
+                assert tuned.get("method", {}).items() <= dataclasses.asdict(experiment.method).items()
+        assert benchmark.Cell("mnist", "small", "pfedbayes", 7, 5).experiment("pfedbayes").method.zeta == 1
+        local, fedavg = map(benchmark.Cell("mnist", "small", "networks", 7, 5).experiment, ("local", "fedavg"))
+        assert local.method.eta == fedavg.method.eta == 0.1
+        assert (local.training.server_optimizer, fedavg.training.server_optimizer) == ("none", "momentum")
 
-    def test_it_goes_on_where_it_was(self, tmp_path, monkeypatch, capsys):
-        small = ["data.train_per_label=8", "data.test_per_label=8", "training.local_steps=2", "net.hidden=[5]"]
-        monkeypatch.setattr(benchmark, "METHODS", {"fedavg": ("FedAvg", small)})
-        arguments = ["uncertainty", "--rounds", "1", "--sets", "mnist", "--sizes", "small", "--device", "cpu"]
-        arguments += ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "page"), "--data-dir", str(tmp_path)]
-        monkeypatch.setattr("sys.argv", arguments)
-        benchmark.main()
+    def test_the_first_cells_are_the_most_telling(self):
+        titles = [cell.title for cell in benchmark.order(7, 5)]
+        first = ["mnist-small", "mnist-medium", "fashion-mnist-small", "fashion-mnist-medium"]
+        assert titles[:4] == [f"{each}-pfedbayes" for each in first]
+        assert len(set(titles)) == len(titles) == 27
+        assert titles.index("fashion-mnist-medium-pfedme") < titles.index("mnist-large-pfedbayes")
+
+    def test_an_ensemble_averages_networks_that_no_other_ensemble_has(self):
+        shards = with_validation()
+        local, fedavg = (trained(method(eta=0.1), 2, shards=shards, seeds=range(1, 11)) for method in (Local, FedAvg))
+        models = benchmark.ensembles({"personal": local, "shared": fedavg}, 2)
+        x, found = shards.x[:6], []
+        for s in range(2):
+            outputs = models.predict("personal", 1, x, s)
+            assert outputs.shape == (5, 6, 3)
+            found += list(outputs)
+            assert torch.equal(outputs[1], local.predict("personal", 1, x, None, s + 2)[0])
+        assert all(not torch.equal(one, other) for k, one in enumerate(found) for other in found[:k])
+        assessed = assess_models(models)
+        assert list(assessed) == ["personal", "shared", "gated"]
+        assert assessed["personal"]["as it is"][0][0]["auroc_noisy_mi"] != 0.5
+        single = assess(local)["personal"]["as it is"][0]
+        assert mean_rows([assessed["personal"]["as it is"][0]])["nll"] < mean_rows([single])["nll"]
+
+    def test_the_best_row_and_those_within_its_deviation_are_bold(self):
+        def of(values):
+            return {"personal": {"as it is": {"nll": values, "set_coverage": [0.9, 0.9, 0.9]}}}
+
+        figures = {"pfedbayes": of([0.2, 0.3, 0.4]), "local": of([0.39, 0.39, 0.39]), "fedavg": of([0.41, 0.41, 0.41])}
+        head, _, *rows = benchmark.table(figures, ("nll", "set_coverage", "ece"))
+        assert head.startswith("| | NLL")
+        assert rows == [
+            "| pFedBayes personal | **0.300 ± 0.100** | 0.900 ± 0.000 |  |",
+            "| Local personal | **0.390 ± 0.000** | 0.900 ± 0.000 |  |",
+            "| FedAvg personal | 0.410 ± 0.000 | 0.900 ± 0.000 |  |",
+        ]
+        assert benchmark.table(figures, ("auroc_unseen",)) == []
+
+    def test_the_page_says_how_often_strangeness_is_best(self):
+        def of(which, values):
+            return {
+                which: {"as it is": {f"auroc_{name}_strangeness": values for name in ("unseen", "other", "rotated")}}
+            }
+
+        measured = {
+            "mnist-small-pfedbayes": record({"pfedbayes": of("gated", [0.9, 0.9, 0.9])}),
+            "mnist-small-pfedme": record({"pfedme": of("gated", [0.85, 0.9, 0.95])}, "pfedme"),
+            "mnist-medium-pfedbayes": record({"pfedbayes": of("gated", [0.8, 0.8, 0.8])}),
+            "mnist-medium-pfedme": record({"pfedme": of("gated", [0.9, 0.9, 0.9])}, "pfedme"),
+        }
+        page = benchmark.render(measured)
+        assert "on 1 of 2 data sets." in page
+        assert "| MNIST, small | **0.900 ± 0.000** | 0.900 |" in page
+        assert "| MNIST, medium | 0.800 ± 0.000 | 0.900 |" in page
+        assert "- pFedMe: training.rounds=1, on a CPU" in page
+
+    @pytest.fixture
+    def run(self, tmp_path, monkeypatch):
+        """Run the benchmark with tiny cells in tmp_path; arguments override earlier ones."""
+        small = ["data.train_per_label=10", "data.test_per_label=8", "training.local_steps=2", "net.hidden=[5]"]
+        settings = benchmark.Cell.settings
+        monkeypatch.setattr(benchmark.Cell, "settings", lambda cell, method: [*settings(cell, method), *small])
+        arguments = ["uncertainty", "--rounds", "1", "--seeds", "2", "--device", "cpu", "--data-dir", str(tmp_path)]
+        arguments += ["--records", str(tmp_path / "records"), "--out", str(tmp_path / "page")]
+
+        def run(*more):
+            monkeypatch.setattr("sys.argv", [*arguments, *more])
+            benchmark.main()
+
+        return run
+
+    def test_it_goes_on_where_it_was(self, run, tmp_path, monkeypatch, capsys):
+        cells = ("--cells", "mnist-small-networks", "mnist-small-pfedme")
+        run(*cells, "--part", "2/2")
+        assert [path.name for path in (tmp_path / "records").iterdir()] == ["mnist-small-pfedme.json"]
+        assert not (tmp_path / "page.md").exists()
+        run(*cells)
         measured = json.loads((tmp_path / "page.json").read_text())
-        assert list(measured) == ["mnist-small-fedavg"]
+        assert list(measured) == ["mnist-small-networks", "mnist-small-pfedme"]
+        assert list(measured["mnist-small-networks"]["figures"]) == ["local", "fedavg", "ensembles"]
+        figures = measured["mnist-small-networks"]["figures"]["ensembles"]["gated"]["as it is"]
+        assert len(figures["auroc_unseen_strangeness"]) == 2
         page = (tmp_path / "page.md").read_text()
-        assert "| FedAvg shared, scaled |" in page
-        assert page.count("Not measured.") == 3
+        for title in ("FedAvg shared, scaled", "Deep ensembles gated, by strangeness", "pFedMe personal, calibrated"):
+            assert f"| {title} |" in page
         monkeypatch.setattr(benchmark, "measure", lambda *_: pytest.fail("measured again"))
-        benchmark.main()
+        run(*cells)
         assert (tmp_path / "page.md").read_text() == page
+
+    def test_it_stops_when_the_time_is_over(self, run, tmp_path, capsys):
+        run("--cells", "mnist-small-pfedbayes", "--minutes", "0", "--part", "1/1")
+        assert "mnist-small-pfedbayes: no time is left" in capsys.readouterr().out
+        assert not (tmp_path / "records").exists()
+        cell = benchmark.Cell("mnist", "small", "pfedbayes", 1, 1)
+        with pytest.raises(benchmark.OutOfTime):
+            benchmark.measure(cell, "cpu", deadline=0.0)

@@ -98,6 +98,10 @@ class Held(NamedTuple):
         return NO_SCORES._replace(odd=residuals, quantile=conformal.band_scores(band, self.y))
 
 
+_NO_LABELS = torch.empty(0, dtype=torch.int64)
+NO_ROWS = Held(torch.empty(0), _NO_LABELS, _NO_LABELS, torch.empty(0))
+
+
 def score(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Scores:
     """Return the scores of outputs (K, n, ...) for targets y (n, ...)."""
     u = torch.rand(len(y), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -142,10 +146,8 @@ def hold_clients(federation: Federation, which: Which, folds: Sequence[Fold]) ->
                 fold = torch.full((count,), k) if len(folds) > 1 else torch.arange(count) % FOLDS
                 parts.append(_held(likelihood, outputs, batch.y, fold, conformal.uniforms(batch.x)))
         axis = 0 if is_of_labels(likelihood) else 1
-        none = torch.empty(0, dtype=torch.int64)
-        nothing = Held(torch.empty(0), none, none, torch.empty(0))
         whole = [torch.cat(each, axis if k == 0 else 0) for k, each in enumerate(zip(*parts, strict=True))]
-        found.append(Held(*whole) if whole else nothing)
+        found.append(Held(*whole) if whole else NO_ROWS)
     return found
 
 

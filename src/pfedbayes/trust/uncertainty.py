@@ -6,8 +6,8 @@ should be less confident.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,16 +15,14 @@ from torch import Tensor
 from pfedbayes.data import Shards
 from pfedbayes.engine.federation import Federation
 from pfedbayes.errors import UserError
-from pfedbayes.evaluation.estimators import MODELS, Served
+from pfedbayes.evaluation.estimators import Served
 from pfedbayes.maths.metrics import (
     accuracy,
     adaptive_ece,
     aurc,
     brier,
     confidence,
-    decompose_uncertainty,
     ece,
-    log_average,
     nll,
     reliability,
     temperature,
@@ -32,9 +30,11 @@ from pfedbayes.maths.metrics import (
 )
 from pfedbayes.maths.ranking import auroc
 from pfedbayes.trust import abstention, conformal, gate
-from pfedbayes.trust.gate import Gate, HeldOut, Parts
-from pfedbayes.trust.shifts import some_rows, strange_inputs, strange_rows
-from pfedbayes.trust.strangeness import distances, fit_inputs, model_scores, strangeness
+from pfedbayes.trust.answers import Answers, Inputs, Models, add_gated, answer
+from pfedbayes.trust.calibration import NO_ROWS, Held, fit_maps
+from pfedbayes.trust.gate import Parts
+from pfedbayes.trust.recalibration import FOLDS, RAW
+from pfedbayes.trust.strangeness import strangeness
 
 ALPHA, TARGET = 0.1, 0.01  # miscoverage of the conformal sets, and error rate of abstention
 ALARM = 0.05  # share of own inputs that a threshold on the strangeness may flag
@@ -73,47 +73,39 @@ FURTHER = {
     )
     for name, title in (("accuracy", "Accuracy in %"), ("nll", "NLL"))
 }
-for _name, _decimals in (("accuracy", 2), ("nll", 3)):
-    FIGURES |= {f"{_name}_at_{share:g}": (f"{share:.0%}", _decimals) for share in SHARES}
-    FIGURES |= {f"{_name}_all": ("all", _decimals)}
+for _name, _decimals, _better in (("accuracy", 2, "↑"), ("nll", 3, "↓")):
+    FIGURES |= {f"{_name}_at_{share:g}": (f"{share:.0%}\u00a0{_better}", _decimals) for share in SHARES}
+    FIGURES |= {f"{_name}_all": (f"all\u00a0{_better}", _decimals)}
 
 Row = dict[str, float]
-
-
-class Answers(NamedTuple):
-    """Predictions of a model for n examples."""
-
-    log_probs: Tensor
-    """Log-probabilities (n, C)."""
-    epistemic: Tensor
-    """Epistemic uncertainty (n,) in nats."""
-    gated: tuple[Parts, Gate] | None = None
-    """What a gated prediction consists of."""
-    by_model: Tensor = torch.empty(0)
-    """Score (n,) of the strangeness by the model."""
-    distance: Tensor = torch.empty(0)
-    """Distance (n,) from the client's training inputs."""
 
 
 def assess(
     federation: Federation, samples: int = 10, strange: dict[str, Tensor] | None = None
 ) -> dict[str, dict[str, list[list[Row]]]]:
-    """Return metrics of every model, raw and with temperature scaling: {model: {way: [seed][client]}}.
+    """Return metrics of every model by how its predictions are scaled: {model: {way: [seed][client]}}.
+
+    The ways: "as it is"; "scaled" by a temperature; and "calibrated", as runs calibrate predictions by default.
 
     strange: further out-of-distribution inputs by name, besides those of `strange_inputs`.
     """
-    if federation.model.likelihood.task != "classification":
+    return assess_models(Models.of(federation, samples), strange)
+
+
+def assess_models(models: Models, strange: dict[str, Tensor] | None = None) -> dict[str, dict[str, list[list[Row]]]]:
+    """Return the metrics of models, see `assess`."""
+    if models.likelihood.task != "classification":
         raise UserError("this comparison needs class probabilities: give a run whose targets are labels")
-    shards = federation.shards
+    shards = models.shards
     if not any(len(rows) for rows in shards.test):
         raise UserError("no client of this run has test data: run again with data.test_fraction above 0")
     result: dict[str, dict[str, list[list[Row]]]] = {}
-    clients = {client: _Inputs.of(shards, client, strange or {}) for client in tested(shards)}
-    for s in range(len(federation.seeds)):
-        answers = {i: _answers(federation, i, inputs, s, samples) for i, inputs in clients.items()}
-        for which in _models(federation, answers):
+    clients = {client: Inputs.of(shards, client, strange or {}) for client in tested(shards)}
+    for s in range(models.num_seeds):
+        answers = {i: answer(models, i, inputs, s) for i, inputs in clients.items()}
+        for which in add_gated(models, answers):
             by_client = {i: {kind: found[which] for kind, found in every.items()} for i, every in answers.items()}
-            for way, rows in _ways(federation, which, by_client, clients).items():
+            for way, rows in _ways(models, which, by_client, clients).items():
                 result.setdefault(which, {}).setdefault(way, []).append(rows)
     return result
 
@@ -123,107 +115,73 @@ def tested(shards: Shards) -> list[int]:
     return [i for i, rows in enumerate(shards.test) if len(rows)]
 
 
-class _Inputs(NamedTuple):
-    """What the models of a client are asked."""
-
-    known: dict[str, tuple[Tensor, Tensor]]
-    """Inputs and labels: "own" and, if there are any, "validation" and "unseen"; "all": test data of all clients."""
-    strange: dict[str, Tensor]
-    """Out-of-distribution inputs by name."""
-
-    @classmethod
-    def of(cls, shards: Shards, client: int, others: dict[str, Tensor]) -> _Inputs:
-        rows = {"own": shards.test[client], "validation": shards.validation[client]}
-        _, rows["unseen"], generator = strange_rows(shards, client)
-        rows["all"] = some_rows(torch.cat(shards.test), generator)
-        known = {name: (shards.x[each], shards.y[each]) for name, each in rows.items() if len(each)}
-        return cls(known, dict(strange_inputs(shards, client, others)))
-
-    def every(self) -> dict[str, Tensor]:
-        """Return all inputs by kind."""
-        return {name: x for name, (x, _) in self.known.items()} | {f"strange {k}": x for k, x in self.strange.items()}
-
-
-def _models(federation: Federation, answers: dict[int, dict[str, dict[Served, Answers]]]) -> list[Served]:
-    """Return the models that are assessed. The first seed's gates are fitted with its first answers."""
-    models: list[Served] = [*federation.models()]
-    if gate.applies(federation):
-        _add_gated(federation, answers)
-        models.append("gated")
-    return models
-
-
-def _answers(
-    federation: Federation, client: int, inputs: _Inputs, s: int, samples: int
-) -> dict[str, dict[Served, Answers]]:
-    """Return what the personal and the shared model say to all inputs of a client, by kind."""
-    draws = samples if federation.method.about.stochastic else None
-    own = fit_inputs(federation.shards.x[federation.shards.train[client]])
-    found: dict[str, dict[Served, Answers]] = {}
-    for kind, x in inputs.every().items():
-        found[kind] = {}
-        for which in federation.models():
-            outputs = federation.predict(which, client, x, draws, s).cpu()
-            by_model = model_scores(federation.model.likelihood, outputs)
-            uncertainty = decompose_uncertainty(outputs).epistemic
-            found[kind][which] = Answers(log_average(outputs), uncertainty, None, by_model, distances(x, own))
-    return found
-
-
-def _add_gated(federation: Federation, answers: dict[int, dict[str, dict[Served, Answers]]]) -> None:
-    """Add the gated predictions, with gates that are fitted to validation data if there are any."""
-    shards, plain = federation.shards, gate.gates(federation.data)
-    held_out: dict[int, list[tuple[Gate, HeldOut]]] = {}
-    for i, every in answers.items():
-        if "validation" in every:
-            personal, shared = (every["validation"][which].log_probs for which in MODELS)
-            held_out[i] = [(plain[i], HeldOut(personal, shared, shards.y[shards.validation[i]]))]
-    gates = gate.fit(plain, held_out)
-    for i, every in answers.items():
-        for found in every.values():
-            ours, theirs = (found[which] for which in MODELS)
-            parts = gate.parts(ours.log_probs, theirs.log_probs, gates[i])
-            share = gate.share_of_others(parts.evidence, gates[i].usual)
-            log_probs = gate.gated(ours.log_probs, theirs.log_probs, gates[i], share)
-            disagreement = ours.epistemic + theirs.epistemic
-            found["gated"] = Answers(log_probs, disagreement, (parts, gates[i]), -parts.evidence, ours.distance)
-
-
 def _ways(
-    federation: Federation,
+    models: Models,
     which: Served,
     answers: dict[int, dict[str, Answers]],
-    inputs: dict[int, _Inputs],
+    inputs: dict[int, Inputs],
 ) -> dict[str, list[Row]]:
-    """Return the metrics of each client, raw and, if all clients have validation data, with temperature scaling.
+    """Return the metrics of each client: raw, and if all clients have validation data, scaled and calibrated.
 
-    The shared model has one temperature for all clients, a personal model its own.
+    The shared model has one temperature for all clients, a personal model its own. Gated predictions have their own
+    fit.
     """
-    ways: dict[str, list[Row]] = {}
     held_out = {
         i: (answers[i]["validation"], inputs[i].known["validation"][1]) for i in answers if "validation" in answers[i]
     }
-    heats = _temperatures(which, held_out) if which != "gated" else {}
-    for way, heat in {"as it is": {}, "scaled": heats}.items():
-        if way == "scaled" and len(heats) < len(inputs):
-            continue
-        # The temperature is fitted to the calibration data, which would void the guarantees.
-        sets = {} if heat else _sets(held_out)
-        ways[way] = []
-        for i, every in answers.items():
-            warmed = {kind: _warmed(each, heat.get(i)) for kind, each in every.items()}
-            own, y = warmed["own"], inputs[i].known["own"][1]
-            row = _calibration(own.log_probs, y)
-            for name in inputs[i].strange:
-                others = warmed[f"strange {name}"]
-                row |= _detection(name, own, others, federation.method.about.stochastic, every.get("validation"))
-            row |= _mixtures(warmed, inputs[i].known)
-            if i in sets:
-                row |= _guarantees(own.log_probs, y, *sets[i])
-            if heat:
-                row["temperature"] = float(heat[i])
-            ways[way].append(row)
+    ways = {"as it is": [_raw_row(models, every, inputs[i]) for i, every in answers.items()]}
+    sets = _sets(held_out)
+    for place, (i, every) in enumerate(answers.items()):
+        if i in sets:
+            ways["as it is"][place] |= _guarantees(every["own"].log_probs, inputs[i].known["own"][1], *sets[i])
+    if which == "gated" or len(held_out) < len(inputs):
+        return ways
+    heats = _temperatures(which, held_out)
+    ways["scaled"] = [
+        _warmed_row(every, inputs[i], partial(tempered, temperature=heats[i])) | {"temperature": float(heats[i])}
+        for i, every in answers.items()
+    ]
+    held = [_held(*held_out[i]) if i in held_out else NO_ROWS for i in range(len(models.shards.names))]
+    fitted = fit_maps(models.likelihood, held)
+    maps = {i: fitted.maps.of(i) if fitted else RAW for i in answers}
+    ways["calibrated"] = [_warmed_row(every, inputs[i], maps[i].of_labels) for i, every in answers.items()]
     return ways
+
+
+def _held(answers: Answers, y: Tensor) -> Held:
+    """Return validation rows, divided into folds, to fit maps to."""
+    return Held(answers.log_probs, y, torch.arange(len(y)) % FOLDS, torch.empty(0))
+
+
+def _raw_row(models: Models, every: dict[str, Answers], inputs: Inputs) -> Row:
+    """Return the metrics of raw predictions that need no held-out data of other clients."""
+    row = _warmed_row(every, inputs, lambda log_probs: log_probs) | _mixtures(every, inputs.known)
+    if models.averages:
+        own = every["own"].epistemic
+        for name in inputs.strange:
+            row[f"auroc_{name}_mi"] = float(auroc(own, every[f"strange {name}"].epistemic))
+    if "validation" in every:
+        known = _scores(every["validation"])
+        own = strangeness(known, _scores(every["own"]))
+        row["false_alarms"] = float((own >= 1 - ALARM).double().mean())
+        for name in inputs.strange:
+            row[f"auroc_{name}_strangeness"] = float(auroc(own, strangeness(known, _scores(every[f"strange {name}"]))))
+    return row
+
+
+def _scores(answers: Answers) -> Tensor:
+    """Return the scores (n, 2) that strangeness combines."""
+    return torch.stack([answers.by_model, answers.distance], dim=-1)
+
+
+def _warmed_row(every: dict[str, Answers], inputs: Inputs, warm: Callable[[Tensor], Tensor]) -> Row:
+    """Return the metrics of scaled predictions: on own test data, and how well confidence detects strange inputs."""
+    own = warm(every["own"].log_probs)
+    row = _calibration(own, inputs.known["own"][1])
+    for name in inputs.strange:
+        strange = warm(every[f"strange {name}"].log_probs)
+        row[f"auroc_{name}"] = float(auroc(-confidence(own), -confidence(strange)))
+    return row
 
 
 def _mixtures(answers: dict[str, Answers], known: dict[str, tuple[Tensor, Tensor]]) -> Row:
@@ -252,10 +210,6 @@ def _mixtures(answers: dict[str, Answers], known: dict[str, tuple[Tensor, Tensor
     return row
 
 
-def _warmed(answers: Answers, heat: Tensor | None) -> Answers:
-    return answers if heat is None else answers._replace(log_probs=tempered(answers.log_probs, heat))
-
-
 def _temperatures(which: Served, held_out: dict[int, tuple[Answers, Tensor]]) -> dict[int, Tensor]:
     if which == "personal" or not held_out:
         return {i: temperature(answers.log_probs, y) for i, (answers, y) in held_out.items()}
@@ -276,23 +230,6 @@ def _calibration(log_probs: Tensor, y: Tensor) -> Row:
         "aurc": aurc(confidence(log_probs), wrong),
     }
     return {name: float(figure) for name, figure in figures.items()}
-
-
-def _detection(name: str, own: Answers, others: Answers, draws: bool, held_out: Answers | None) -> Row:
-    """Return the AUROC of out-of-distribution detection against the client's own test data.
-
-    The score is the lack of confidence; with held-out data also the strangeness that users see; and if the model draws
-    weights, also the disagreement of the draws.
-    """
-    row = {f"auroc_{name}": float(auroc(-confidence(own.log_probs), -confidence(others.log_probs)))}
-    if draws:
-        row[f"auroc_{name}_mi"] = float(auroc(own.epistemic, others.epistemic))
-    if held_out is not None:
-        known = torch.stack([held_out.by_model, held_out.distance], dim=-1)
-        strange = [strangeness(known, torch.stack([each.by_model, each.distance], dim=-1)) for each in (own, others)]
-        row[f"auroc_{name}_strangeness"] = float(auroc(*strange))
-        row["false_alarms"] = float((strange[0] >= 1 - ALARM).double().mean())
-    return row
 
 
 def _sets(
@@ -348,8 +285,6 @@ def table_rows(assessed: dict[str, dict[str, list[list[Row]]]], columns: Sequenc
                     titled[f"{which}, by {title}"] = of_score
                 if "false_alarms" in mean:
                     titled[f"{which}, by strangeness"]["false_alarms"] = mean.pop("false_alarms")
-            else:
-                mean.pop("false_alarms", None)
             yield from ((title, row) for title, row in titled.items() if any(name in row for name in columns))
 
 
