@@ -221,9 +221,9 @@ def lines(figures: dict[str, Figures], columns: tuple[str, ...]) -> dict[str, Li
     for method, models in figures.items():
         seeds = len(next(iter(next(iter(next(iter(models.values())).values())).values())))
         for s in range(seeds):
-            of_seed = {
+            of_seed: dict[str, dict[str, list[list[honesty.Row]]]] = {
                 which: {
-                    way: [[{name: values[s] for name, values in row.items() if values[s] is not None}]]
+                    way: [[{name: value for name, values in row.items() if (value := values[s]) is not None}]]
                     for way, row in ways.items()
                 }
                 for which, ways in models.items()
@@ -319,7 +319,9 @@ def render(measured: dict[str, Any]) -> str:
                 parts += [f"{title}:\n", *rows, ""]
     cells = measured.values()
     seeds = max(cell["seeds"] for cell in cells)
-    settings = sorted({_circumstances(*item, cell["device"]) for cell in cells for item in cell["settings"].items()})
+    settings = sorted(
+        {_circumstances(method, each, cell["device"]) for cell in cells for method, each in cell["settings"].items()}
+    )
     listed = "\n".join(f"- {each}" for each in settings)
     notes = NOTES.format(settings=listed, seeds=seeds, networks=NETWORKS, all=seeds * NETWORKS, **NAMES)
     return "\n".join([*parts, notes])

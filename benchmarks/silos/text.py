@@ -69,7 +69,10 @@ def read(table: Table, protocol: str, number: int) -> Split | Newcomers:
         parts = np.array([LETTERS[letter] for letter in one["parts"]])
         return Split(content["name"], lines, target, client, task, parts, one["digest"])
     groups = tuple(map(tuple, one["groups"]))
-    own = {name: tuple(np.array(rows, dtype=np.intp) for rows in pair) for name, pair in one["own"].items()}
+    own = {
+        name: (np.array(brought, dtype=np.intp), np.array(test, dtype=np.intp))
+        for name, (brought, test) in one["own"].items()
+    }
     return Newcomers(lines, target, client, task, groups, own, one["digest"])
 
 

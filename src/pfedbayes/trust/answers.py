@@ -113,7 +113,7 @@ def answer(models: Models, client: int, inputs: Inputs, s: int) -> dict[str, dic
         epistemic = decompose_uncertainty(outputs, log_probs).epistemic
         whole = (log_probs, epistemic, model_scores(models.likelihood, outputs))
         sizes = [len(x) for x in every.values()]
-        for kind, *parts in zip(every, *(each.cpu().split(sizes) for each in whole), strict=True):
+        for kind, *parts in zip(every, *(torch.split(each.cpu(), sizes) for each in whole), strict=True):
             log_probs, epistemic, by_model = parts
             found[kind][which] = Answers(log_probs, epistemic, None, by_model, inputs.distance[kind])
     return found
