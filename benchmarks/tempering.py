@@ -20,19 +20,19 @@ from pfedbayes.engine.settings import federation_of_settings
 from pfedbayes.engine.training import Training
 from pfedbayes.maths.likelihoods import Classification
 from pfedbayes.methods import Hierarchical, PFedBayes
-from pfedbayes.methods.base import Method
 from pfedbayes.nets import Model, Net, mlp
 
 WEIGHTS = ((1.0, 1.0), (0.1, 1.0), (0.1, 0.1), (0.01, 1.0), (0.01, 0.1))
 SCORES = ("accuracy", "nll")
+CLASSES = 10
 TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 HEAD = """# Tempering the hierarchical method on images
 
 {verdict}
 
-The weights of KL(q(μ)) and KL(q(δ)) are `method.kl_shared` and `method.kl_personal`. With 1 and 1, the method maximises
-a bound of the evidence. The network is the paper's, 784-100-10, with {rounds} rounds of {steps} steps. pFedBayes has ζ = 1
-and as many steps. Accuracy in percent and NLL on test data, means over clients, ten draws, one seed.
+The weights of KL(q(μ)) and KL(q(δ)) are `method.kl_shared` and `method.kl_personal`. With 1 and 1, the method
+maximises a bound of the evidence. The network is the paper's, 784-100-10, with {rounds} rounds of {steps} steps.
+pFedBayes has ζ = 1 and as many steps. Accuracy in percent and NLL on test data, means over clients, ten draws, one seed.
 """
 TABLE = """
 ## {title}, {size}
@@ -60,11 +60,11 @@ def scores(federation: Federation, settings: int) -> list[dict[str, float]]:
 
 def measure(shards: Shards, rounds: int, steps: int) -> list[dict[str, float]]:
     """Train all pairs, and pFedBayes, and return their scores in this order."""
-    model = Model(Net(mlp([shards.x[0].numel(), 100, shards.num_classes])), Classification())
+    model = Model(Net(mlp([shards.x[0].numel(), 100, CLASSES])), Classification())
     training = Training(rounds=rounds, local_steps=steps, batch_size=100)
     federations: Sequence[tuple[Federation, int]] = (
         (federation_of_settings(shards, model, methods(), training), len(WEIGHTS)),
-        (Federation(shards, model, _rival(), training, init="normal"), 1),
+        (Federation(shards, model, PFedBayes(zeta=1.0), training, init="normal"), 1),
     )
     found = []
     for federation, settings in federations:
@@ -72,10 +72,6 @@ def measure(shards: Shards, rounds: int, steps: int) -> list[dict[str, float]]:
             pass
         found += scores(federation, settings)
     return found
-
-
-def _rival() -> Method:
-    return PFedBayes(zeta=1.0)
 
 
 def rows(found: list[dict[str, float]]) -> list[str]:
