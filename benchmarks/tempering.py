@@ -32,7 +32,8 @@ HEAD = """# Tempering the hierarchical method on images
 
 The weights of KL(q(μ)) and KL(q(δ)) are `method.kl_shared` and `method.kl_personal`. With 1 and 1, the method
 maximises a bound of the evidence. The network is the paper's, 784-100-10, with {rounds} rounds of {steps} steps.
-pFedBayes has ζ = 1 and as many steps. Accuracy in percent and NLL on test data, means over clients, ten draws, one seed.
+pFedBayes has ζ = 1 and as many steps. Accuracy in percent and NLL are on test data, means over clients, with ten draws
+and one seed.
 """
 TABLE = """
 ## {title}, {size}
