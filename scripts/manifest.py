@@ -16,7 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-from pfedbayes.runs.provenance import MANIFEST, describe_code, digest_of_code  # noqa: E402
+from pfedbayes.files.typed import to_json  # noqa: E402
+from pfedbayes.runs.provenance import MANIFEST, Manifest, describe_code, digest_of_code  # noqa: E402
 
 
 def main() -> int:
@@ -30,7 +31,7 @@ def main() -> int:
     if found := subprocess.run(untracked, check=True, capture_output=True, text=True).stdout.split("\n")[0]:
         print(f"manifest: {found} is not tracked: commit it, remove it or let git ignore it", file=sys.stderr)
         return 2
-    (ROOT / MANIFEST).write_text(json.dumps({"commit": commit, "digest": digest_of_code(ROOT)}) + "\n")
+    (ROOT / MANIFEST).write_text(json.dumps(to_json(Manifest(commit, digest_of_code(ROOT)))) + "\n")
     return 0
 
 

@@ -26,6 +26,7 @@ import importlib.util
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -69,7 +70,8 @@ class Table(NamedTuple):
     tests: dict[str, list[str]]
     """Test files, as paths below tests/, that belong to the files of a pattern besides the one that mirrors them."""
     equivalent: list[dict[str, str]]
-    """Mutations that change nothing: the file and the reason; perhaps part of the line, the function, the change."""
+    """Mutations that change nothing: the file and the reason; perhaps the part of the line that they lie in, the
+    function, the change."""
 
 
 def read_table() -> Table:
@@ -86,9 +88,10 @@ def all_mutations(table: Table) -> list[Mutation]:
 def explains(entry: dict[str, str], mutation: Mutation) -> bool:
     """Return whether an entry of the table says why this mutation changes nothing."""
     function = mutation.scope[0] if mutation.scope else None
+    part, place = entry.get("line", mutation.text).encode(), mutation.column - 1
     return (
         fnmatch.fnmatch(mutation.file, entry["file"])
-        and entry.get("line", "") in mutation.text
+        and any(found.start() <= place < found.end() for found in re.finditer(re.escape(part), mutation.text.encode()))
         and entry.get("function", function) == function
         and entry.get("change", mutation.change) == mutation.change
     )
@@ -352,9 +355,7 @@ def run_mutations(chosen: Sequence[Mutation], table: Table, results: Results, pr
             else:
                 results.caught.append(str(child.mutation))
                 results.save()
-            outcome = (
-                "late" if child.late else "caught" if child.code else "SURVIVED"
-            )  # late: it hangs, so it is caught
+            outcome = "late" if child.late else "caught" if child.code else "SURVIVED"  # late: it hangs
             print(f"{outcome:<10} {child.mutation}", flush=True)
     finally:
         shutil.rmtree(home, ignore_errors=True)

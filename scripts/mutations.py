@@ -48,14 +48,14 @@ class Mutation(NamedTuple):
     new: str
     """What replaces it."""
     text: str
-    """The source line, without its indentation."""
+    """The source line."""
     change: str
     """The change as `old -> new`."""
     scope: tuple[str, int, int] | None
     """Name, first and last line of the innermost function around it; None outside functions."""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}: {self.change}   in   {self.text}"
+        return f"{self.file}:{self.line}:{self.column}: {self.change}   in   {self.text.strip()}"
 
     def apply(self, content: bytes) -> bytes:
         """Return the mutated content of the file."""
@@ -75,7 +75,7 @@ def mutations(file: str, content: bytes) -> list[Mutation]:
         line = content[:start].count(b"\n") + 1
         column = start - content.rfind(b"\n", 0, start)
         change = f"{' '.join(content[start:end].decode().split())} -> {' '.join(new.split())}".strip()
-        found.append(Mutation(file, line, column, start, end, new, lines[line - 1].strip(), change, scope))
+        found.append(Mutation(file, line, column, start, end, new, lines[line - 1], change, scope))
     return found
 
 

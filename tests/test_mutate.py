@@ -72,6 +72,18 @@ def test_every_file_has_tests_and_every_entry_of_the_table_is_used():
     assert all(entry["reason"] for entry in TABLE.equivalent)
 
 
+@pytest.mark.parametrize(
+    ("entry", "explained"),
+    [({"line": "a = 1"}, [True, False]), ({"line": "1"}, [True, True]), ({"line": "b"}, [False, False]),
+     ({"change": "1 -> 2"}, [True, True]), ({"change": "1 -> 0", "line": "1"}, [False, False]),
+     ({"function": "f"}, [False, False]), ({"file": "b.py"}, [False, False]), ({}, [True, True])],
+)  # fmt: skip
+def test_an_entry_explains_only_what_lies_in_its_part_of_the_line(entry, explained):
+    text = "if b:\n  a = 1 + len('é') + 1"
+    found = [each for each in mutations("a.py", text.encode()) if each.change == "1 -> 2"]
+    assert [mutate.explains({"file": "a.py"} | entry, each) for each in found] == explained
+
+
 def test_a_process_that_waits_for_a_core_is_not_late(monkeypatch):
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as sleeper:
         child = object.__new__(mutate.Child)

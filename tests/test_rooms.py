@@ -34,7 +34,7 @@ PLACE = {name: (level, k) for level, layer in enumerate(LAYERS) for k, part in e
 ENTRANCES = {"__init__", "__main__"}  # they hand names on and hold no code of their own
 # What a method may use: nothing that reads or writes.
 FOR_METHODS = {
-    "__future__", "collections", "contextlib", "dataclasses", "enum", "functools", "itertools", "math", "typing",
+    "__future__", "collections", "contextlib", "copy", "dataclasses", "enum", "functools", "itertools", "math", "typing",
     "warnings", "numpy", "scipy", "torch",
 }  # fmt: skip
 

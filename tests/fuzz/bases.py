@@ -17,18 +17,22 @@ from .forks import command, in_child
 
 TESTS = Path(__file__).parents[1]
 CLIENTS = ("north", "south", "west")
-TINY = [
+QUICK = [
     "--set", "training.rounds=2", "--set", "training.local_steps=2", "--set", "training.batch_size=8",
-    "--set", "training.evaluate_every=1", "--set", "net.hidden=[4]", "--set", "execution.threads=1",
-    "--set", "evaluation.samples=2", "--device", "cpu",
+    "--set", "training.evaluate_every=1", "--set", "execution.threads=1", "--set", "evaluation.samples=2",
+    "--device", "cpu",
 ]  # fmt: skip
+TINY = [*QUICK, "--set", "net.hidden=[4]"]
 BLOBS = ["--set", "data.name=blobs", "--set", "data.clients=3", "--set", "data.examples=30", "--set", "data.classes=3",
          "--set", "data.labels_per_client=2"]  # fmt: skip
 # A run of which the crash tests lose parts.
 RUN = ["run", *BLOBS, *TINY, "--set", "data.validation=0.2", "--set", "execution.checkpoint_seconds=0", "--out", "run"]
+# A search for settings.
+SEARCH = [*BLOBS, *TINY, "--set", "data.validation=0.2", "--set", "training.rounds=4"]
 MORE = ["--set", "training.rounds=3", "--set", "training.participants=2"]
 IN_FILE = ["--set", "training.train=chosen", "--set", "execution.resting=file"]
 TABLE = ["--target", "outcome", "--client-column", "clinic"]
+TIMES = ["--target", "years", "--event", "died", "--client-column", "clinic"]
 
 SWEEP = """
 base = "base.toml"
@@ -95,7 +99,7 @@ class Bases:
         with (self.root / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (self.root / "complete").exists():
-                for make in (_data, _runs, _uses, _sweep, _federation, _to_continue):
+                for make in (_data, _runs, _uses, _sweep, _tuning, _federation, _to_continue):
                     self._in_child(make)
                 for name, arguments in PREDICTIONS.items():
                     out = self._in_child(partial(_call, "predict", *arguments))
@@ -126,6 +130,17 @@ def rows(rng: random.Random, count: int, clients: tuple[str, ...] = CLIENTS) -> 
     return found
 
 
+def patients(rng: random.Random, count: int, clients: tuple[str, ...] = CLIENTS) -> list[dict[str, object]]:
+    """Return rows with a time until an event, which was seen or had not happened by then."""
+    found: list[dict[str, object]] = []
+    for k in range(count):
+        age = round(rng.gauss(50, 10), 1)
+        years, seen_for = rng.expovariate(0.02 * age), rng.uniform(0.5, 4)
+        found.append({"clinic": clients[k % len(clients)], "age": age, "years": round(min(years, seen_for) + 0.01, 3),
+                      "died": int(years <= seen_for)})  # fmt: skip
+    return found
+
+
 def write_csv(path: Path, table: list[dict[str, object]], without: tuple[str, ...] = ()) -> None:
     """Write rows as CSV."""
     names = [name for name in table[0] if name not in without]
@@ -144,6 +159,8 @@ def _data() -> None:
     write_csv(Path("table.csv"), rows(rng, 90))
     new = rows(rng, 5)
     write_csv(Path("new.csv"), new, without=("clinic", "outcome"))
+    write_csv(Path("times.csv"), patients(rng, 90))
+    write_csv(Path("new-times.csv"), patients(rng, 5), without=("clinic", "years", "died"))
     write_csv(Path("east.csv"), rows(rng, 30, ("east",)), without=("clinic",))
     columns = {name: [row[name] for row in rows(rng, 60)] for name in ("clinic", "dose", "flag", "level", "outcome")}
     pyarrow.parquet.write_table(pyarrow.table(columns), "table.parquet")
@@ -166,13 +183,17 @@ def _call(*arguments: str) -> None:
 
 
 def _runs() -> None:
-    own = ["run", *TINY, "--set", "data.validation=0.2"]
+    held_out = ["--set", "data.validation=0.2"]
+    own = ["run", *TINY, *held_out]
     table = ["--data", "table.csv", *TABLE]
     _call(*own, *table, "--set", "data.certify=0.3", "--set", "training.patience=9", "--out", "table")
     _call(*own, *table, "--set", "training.train=chosen", "--set", "training.participants=2",
           "--set", "execution.resting=file", "--out", "resting")  # fmt: skip
     _call(*own, "--data", "table.csv", "--target", "level", "--client-column", "clinic",
           "--set", "data.ignore=['outcome']", "--out", "regression")  # fmt: skip
+    _call("run", *QUICK, *held_out, "--data", "times.csv", *TIMES, "--out", "times")
+    _call("run", *QUICK, *held_out, "--data", "table.csv", "--target", "dose", "--order", "low,mid,high",
+          "--client-column", "clinic", "--set", "data.ignore=['outcome']", "--out", "ordinal")  # fmt: skip
     _call(*own, "--data", "arrays.npz", "--out", "arrays")
     _call(*own, "--data", "images", "--net", "mlp", "--out", "image-run")
     _call(*own, *BLOBS, "--set", "method.name=fedavg", "--out", "blobs")
@@ -231,6 +252,20 @@ def _sweep() -> None:
             shutil.copyfile(path, Path("results") / path.name)
     few = json.loads((results / "table1.json").read_text())
     Path("results/table1.json").write_text(json.dumps(few[:: max(1, len(few) // 60)]))
+
+
+def _tuning() -> None:
+    from pfedbayes.files.checksums import dump_json
+
+    _call("tune", *SEARCH, "--settings", "4", "--out", "tuning")
+    # Two stages are still to come.
+    whole = json.loads(Path("tuning/tuning.json").read_text())
+    for name in ("chosen", "gain", "error", "checksum"):
+        del whole[name]
+    for trial in whole["trials"]:
+        trial["scores"] = trial["scores"][:1]
+    Path("tuning-begun").mkdir()
+    Path("tuning-begun/tuning.json").write_text(dump_json(whole, indent=1))
 
 
 def _federation() -> None:

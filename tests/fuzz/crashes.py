@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from .bases import IN_FILE, MORE, RUN, Bases
+from .bases import IN_FILE, MORE, RUN, SEARCH, Bases
 from .disk import Disk, Way
 from .forks import Ended, command, in_child, preload, spread
 
@@ -74,6 +74,20 @@ def of_sweep(folder: Path) -> Any:
     return [{key: value for key, value in record.items() if key not in TIMES} for record in plain]
 
 
+def of_search(folder: Path) -> Any:
+    """Return what a search has found; settings that train beside fewer others differ in the last digits."""
+    from pfedbayes.sweep.tuning import read_tuning
+
+    found = read_tuning(folder / "search" / "tuning.json")
+    return {
+        "chosen": found.chosen,
+        "scores": [[score and f"{score:.4g}" for score in trial.scores] for trial in found.trials],
+        "left": sorted(path.name for path in folder.rglob("*.part")),
+        "experiment": (folder / "search" / "tuned.toml").read_text(),
+        "page": (folder / "search" / "tuning.html").read_text().endswith("</html>\n"),
+    }
+
+
 def _hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
@@ -108,6 +122,7 @@ SCENARIOS: dict[str, Scenario] = {
     "sweep": Scenario(
         ["sweep", "sweep/sweep.toml", "--out", "out", "--results", "results.json"], of_sweep, ("sweep",)
     ),
+    "tune": Scenario(["tune", *SEARCH, "--settings", "4", "--out", "search"], of_search),
 }  # fmt: skip
 
 

@@ -115,7 +115,7 @@ def _bind(path: Path) -> None:
 def change_json(rng: random.Random, path: Path) -> str:
     """Change the structure of a JSON file."""
     tree, what = mutated(rng, json.loads(path.read_text()))
-    path.write_bytes(sealed(rng, dumped(tree) + "\n"))
+    path.write_bytes(sealed(rng, dumped(tree)) + b"\n")
     return f"{path.name}: {what}"
 
 
@@ -126,7 +126,7 @@ def change_lines(rng: random.Random, path: Path) -> str:
         return change_bytes(rng, path)
     spot = rng.randrange(len(lines))
     tree, what = mutated(rng, json.loads(lines[spot]))
-    lines[spot] = sealed(rng, dumped(tree) + "\n")
+    lines[spot] = sealed(rng, dumped(tree)) + b"\n"
     path.write_bytes(b"".join(lines))
     return f"{path.name}, line {spot + 1}: {what}"
 

@@ -152,6 +152,14 @@ def test_without_kl_and_noise_it_is_adam_on_the_loss_of_the_means():
     assert same_bits(q[1], start[1])
 
 
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+def test_noise_std_scales_the_noise(scale):
+    inputs = one_of(stacked_inputs(PFedBayes()), 0)
+    louder = inputs._replace(steps=type(inputs.steps)((batches, scale * noise) for batches, noise in inputs.steps))
+    found, expected = (run(PFedBayes(noise_std=s), each)[0].q for s, each in ((scale, inputs), (1.0, louder)))
+    assert same_bits(found, expected)
+
+
 @pytest.mark.parametrize("samples", [1, 3])
 def test_taught_by_data_without_noise_the_shared_means_are_those_of_fedavg(samples):
     training = dataclasses.replace(TRAINING, participants=4)

@@ -3,11 +3,14 @@
 import dataclasses
 import json
 import math
+import re
 
 import numpy as np
 import pytest
 
 from pfedbayes.errors import UserError
+from pfedbayes.files.checksums import BLANK, dump_json, seal
+from pfedbayes.files.typed import to_json
 from pfedbayes.methods import METHODS, FedAvg, Hierarchical, PFedBayes
 from pfedbayes.report.tuning import importance, page_of, ranked, verdict
 from pfedbayes.runs import TUNING
@@ -38,6 +41,18 @@ def search_of(scores, stages=(1, 2, 4)):
     """Return a search whose trials have these scores."""
     trials = [Trial({"eta": 0.1 * (k + 1)}, list(each)) for k, each in enumerate(scores)]
     return Tuning(1, "", "fedavg", {"eta": [0.1, 1.0]}, 10, 0, list(stages), trials)
+
+
+def finished_search():
+    """Return a search that is over: trials 0 to 2 took part in the second stage, 0 and 1 in the last."""
+    found = search_of([[3.0] * 3, [1.0] * 3, [2.0] * 2, [3.5], [4.0], [5.0]])
+    return dataclasses.replace(found, chosen=1, gain=2.0, error=0.1)
+
+
+def write_search(folder, found):
+    text = dump_json(to_json(found))
+    (folder / TUNING).write_text(text)
+    return text
 
 
 def test_the_best_setting_by_validation_rows_is_chosen(tmp_path):
@@ -159,17 +174,57 @@ def test_a_damaged_search_is_refused(tmp_path):
     "change",
     [
         {"format": 2}, {"trials": []}, {"stages": []}, {"chosen": 6}, {"chosen": None}, {"chosen": -1},
-        {"space": {"eta": [0.1]}}, {"space": {"prox": [0.1, 1.0]}},
+        {"space": {"eta": [0.1]}}, {"space": {"prox": [0.1, 1.0]}}, {"gain": None}, {"error": None},
+        {"chosen": 5}, {"stages": [2, 4]}, {"stages": [2, 4, 8, 16]},
     ],
 )  # fmt: skip
 def test_a_search_whose_parts_do_not_fit_is_refused(tmp_path, change):
-    from pfedbayes.files.checksums import dump_json
-    from pfedbayes.files.typed import to_json
-
-    _, found = run(tmp_path)
-    (tmp_path / TUNING).write_text(dump_json(to_json(dataclasses.replace(found, **change))))
+    found = dataclasses.replace(finished_search(), **change)
+    write_search(tmp_path, found)
     with pytest.raises(UserError, match=TUNING):
         read_tuning(tmp_path / TUNING)
+
+
+@pytest.mark.parametrize(
+    ("trial", "scores"),
+    [(1, []), (1, [1.0]), (1, [1.0, 1.0, 1.0, 1.0]), (4, [4.0, 4.0]), (1, [4.5, 1.0, 1.0]), (1, [1.0, 1.0, None]),
+     (0, [3.0, 3.0]), (0, [3.0, 3.0, 3.0, 3.0]), (5, [])],
+)  # fmt: skip
+def test_a_search_with_scores_of_a_stage_that_a_trial_cannot_have_had_is_refused(tmp_path, trial, scores):
+    write_search(tmp_path, finished_search())
+    assert read_tuning(tmp_path / TUNING) == finished_search()
+    trials = list(finished_search().trials)
+    trials[trial] = dataclasses.replace(trials[trial], scores=scores)
+    write_search(tmp_path, dataclasses.replace(finished_search(), trials=trials))
+    with pytest.raises(UserError, match=TUNING):
+        read_tuning(tmp_path / TUNING)
+
+
+def test_scores_of_a_file_are_finite(tmp_path):
+    text = write_search(tmp_path, finished_search())
+    for number in ("1e999", "NaN"):
+        for old, new in (("[5.0]", f"[{number}]"), ('"error": 0.1', f'"error": {number}')):
+            blank = re.sub(r'(?<="checksum": ")\w+', BLANK, text.strip())
+            (tmp_path / TUNING).write_text(seal(blank.replace(old, new)))
+            with pytest.raises(UserError, match=r"not finite|does not follow|not a JSON number"):
+                read_tuning(tmp_path / TUNING)
+
+
+@pytest.mark.parametrize("target", ["tuning.json", "elsewhere.json", "missing.json"])
+def test_a_link_is_no_search(tmp_path, target):
+    write_search(tmp_path, finished_search())
+    (tmp_path / TUNING).rename(tmp_path / "elsewhere.json")
+    (tmp_path / TUNING).symlink_to(target)
+    with pytest.raises(UserError, match="symbolic link"):
+        run(tmp_path)
+
+
+def test_a_run_that_tunes_refuses_a_folder_of_other_files_before_the_search(tmp_path):
+    (tmp_path / "notes.txt").touch()
+    done = pfedbayes("run", *SMALL, "--tune", 2, "--set", "data.validation=0.3", "--out", tmp_path, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "holds other files (notes.txt, …)" in done.stderr
+    assert not (tmp_path / TUNING).exists()
 
 
 # Spaces
@@ -246,6 +301,12 @@ def test_rank_correlations_of_ties_and_of_the_diverged():
     scores = [[2.0], [1.0], [None], [1.0]]
     assert importance(search_of(scores))["eta"] == pytest.approx(np.corrcoef([0, 1, 2, 3], [2, 0.5, 3, 0.5])[0, 1])
     assert importance(search_of([[1.0], [1.0]]))["eta"] == 0
+
+
+def test_the_page_shows_a_given_setting_that_lies_outside_of_a_logarithmic_range():
+    trials = [Trial({"rho0": value}, [1.0]) for value in (-2.5, 1.0, 30.0)]
+    found = Tuning(1, "", "pfedbayes", {"rho0": [1.0, 30.0]}, 10, 0, [1], trials, 0, 0.0, 0.0)
+    assert "rho0 -2.5: 1.0000" in page_of(found)
 
 
 @pytest.mark.parametrize(

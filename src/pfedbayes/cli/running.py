@@ -117,6 +117,7 @@ def run(
     from pfedbayes.runs.config import parse_override
     from pfedbayes.runs.execute import execute
     from pfedbayes.runs.experiment import from_sections, read_experiment, seed_numbers
+    from pfedbayes.runs.resume import refuse_other_files
     from pfedbayes.sweep.tuning import tuned
 
     flags = {
@@ -146,6 +147,8 @@ def run(
     title = (setup.method.about.title, "bold")
     terminal.print(Text.assemble(title, printable(f" on {setup.data.title} → {folder}")), soft_wrap=True)
     if tune is not None and not (folder / runs.INFO).exists():
+        if folder.exists():
+            refuse_other_files(folder)
         how = f"add --resume --out {folder}"
         found = search(setup, folder, tune, [], device, data_dir, terminal, how)
         print_search(found)

@@ -102,13 +102,14 @@ def _score(scores: Sequence[float | None]) -> str:
 
 def _figure(found: Tuning, name: str, strength: float) -> Figure:
     points = [(trial.values[name], trial.scores[0]) for trial in found.trials]
+    low, high = found.space[name]
     title = f"{name}: loss after {found.stages[0]} rounds"
     svg = point_chart(
         title,
         [(x, y) for x, y in points if y is not None],
         x_label=name,
         y_label="NLL",
-        logarithmic=found.space[name][0] > 0 and found.space[name][1] >= 10 * found.space[name][0],
+        logarithmic=low > 0 and high >= 10 * low and points[0][0] > 0,  # the setting as given may lie outside
         description=f"The loss of each setting against {name}; the ring is the setting as given.",
     )
     return Figure(title, svg, f"Rank correlation {strength:+.2f}. The ring is the setting as given.")

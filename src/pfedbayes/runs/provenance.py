@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 import torch
 
 import pfedbayes
+from pfedbayes.files.reading import parse_json, read_bytes
+from pfedbayes.files.typed import from_json
 
 
 def describe_machine() -> dict[str, Any]:
@@ -42,6 +45,18 @@ MANIFEST = "manifest.json"  # written by scripts/manifest.py
 CODE = ("src", "benchmarks", "experiments", "scripts")  # folders of a checkout that a manifest vouches for
 
 
+_COMMIT = re.compile(r"[\w.+/-]{1,100}")  # what git describes
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of manifest.json."""
+
+    commit: str
+    digest: str
+    """Of the code that the commit has."""
+
+
 def describe_code() -> dict[str, Any]:
     """Return the version of the package, a digest of its source files and, in a checkout, the commit."""
     here = Path(__file__).parents[1]
@@ -52,10 +67,12 @@ def describe_code() -> dict[str, Any]:
 def _commit(here: Path) -> str | None:
     """Return the commit of a checkout: of the manifest if it describes this code, else of git."""
     root, recorded = here.parents[1], None
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        manifest = json.loads((root / MANIFEST).read_text())
-        digest, recorded = manifest["digest"], str(manifest["commit"])
-        if digest == digest_of_code(root):
+    with contextlib.suppress(OSError, ValueError):
+        manifest = from_json(Manifest, parse_json(read_bytes(root / MANIFEST, follow=False)))
+        recorded = (
+            manifest.commit if here == root / CODE[0] / here.name and _COMMIT.fullmatch(manifest.commit) else None
+        )
+        if recorded and manifest.digest == digest_of_code(root):
             return recorded
     git = ["git", "-C", str(here)]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):

@@ -27,9 +27,7 @@ def previous_run(
     Of the plan, only where clients rest may change: that does not change the results.
     """
     if not (folder / runs.INFO).exists():
-        own = {runs.CONFIG, runs.INFO, runs.TUNING, runs.TUNING_PAGE}  # those before the first round
-        if others := [path.name for path in folder.iterdir() if path.name not in own and path.name[0] != "."]:
-            raise UserError(f"{folder} holds other files ({others[0]}, …): give an empty or a new folder with --out")
+        refuse_other_files(folder)
         return None, None
     checkpoint = runs.read_checkpoint(folder)
     previous = runs.read_run(folder, checkpoint.log_bytes if checkpoint else 0)
@@ -46,6 +44,13 @@ def previous_run(
         )
     resting = experiment.execution.resting or plan.resting
     return dataclasses.replace(plan, resting=resting), checkpoint
+
+
+def refuse_other_files(folder: Path) -> None:
+    """Refuse a folder without a run that holds something else than a run does before its first round."""
+    own = {runs.CONFIG, runs.INFO, runs.TUNING, runs.TUNING_PAGE}
+    if others := [path.name for path in folder.iterdir() if path.name not in own and path.name[0] != "."]:
+        raise UserError(f"{folder} holds other files ({others[0]}, …): give an empty or a new folder with --out")
 
 
 def keep_schedule(experiment: Experiment, folder: Path) -> Experiment:

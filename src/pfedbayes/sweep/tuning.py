@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,11 +83,15 @@ class Tuning:
 
     @property
     def alive(self) -> list[int]:
-        """The trials that go on: the first one, and the better half of the others."""
+        """The trials that go on, see `taking_part`."""
+        return self.taking_part(min(self.done, len(self.stages) - 1))
+
+    def taking_part(self, stage: int) -> list[int]:
+        """Return the trials of a stage: the first one, and the better half of the others of the stage before."""
         every = list(range(len(self.trials)))
-        for stage in range(min(self.done, len(self.stages) - 1)):
-            ranked = sorted(every[1:], key=lambda k: _order(self.trials[k].scores[stage]))
-            good = [k for k in ranked if self.trials[k].scores[stage] is not None]
+        for before in range(stage):
+            ranked = sorted(every[1:], key=lambda k: _order(self.trials[k].scores[before]))
+            good = [k for k in ranked if self.trials[k].scores[before] is not None]
             every = [0, *sorted(good[: max(1, len(ranked) // 2)])]
         return every
 
@@ -120,6 +125,7 @@ def tune(
     A search that was stopped goes on from the last finished stage, whose settings it trains again.
     """
     _refuse_unsuitable(experiment, count)
+    out.mkdir(parents=True, exist_ok=True)
     shards = load_shards(experiment.data, data_dir, on_download)
     net = fit_net(experiment.net, shards, experiment.method)
     model, training = build_model(net, shards.task_shape, experiment.method), experiment.training
@@ -136,7 +142,6 @@ def tune(
             yield TuningProgress(round, training.rounds, len(alive), tuning)
         losses = [_losses(federation, k, judged) for k in range(len(alive))]
         tuning = _after_stage(tuning, alive, losses)
-        out.mkdir(parents=True, exist_ok=True)
         write_file(out / TUNING, dump_json(to_json(tuning), indent=1))
         yield TuningProgress(federation.round, training.rounds, len(tuning.alive), tuning)
         if tuning.chosen is None:
@@ -156,7 +161,7 @@ def tuned(experiment: Experiment, tuning: Tuning) -> Experiment:
 def read_tuning(path: Path) -> Tuning:
     """Read tuning.json."""
     with reading(path, ANOTHER):
-        value, checked = read_object(path)
+        value, checked = read_object(path, follow=False)
         if not checked:
             raise ValueError("its checksum is missing")
         found = from_json(Tuning, value)
@@ -169,14 +174,32 @@ def _require_whole(found: Tuning) -> None:
     last = len(found.stages)
     if found.format != FORMAT or not found.trials or not last or not 0 <= found.done <= last:
         raise ValueError("it is no search of this version")
-    if any(set(trial.values) != set(found.space) or len(trial.scores) > found.done for trial in found.trials):
+    if any(set(trial.values) != set(found.space) for trial in found.trials):
         raise ValueError("its trials do not fit its space")
     if any(len(ends) != 2 for ends in found.space.values()):
         raise ValueError("a range has no two ends")
     if None in found.trials[0].scores:
         raise ValueError("its first trial has no score")
-    if (found.chosen is None) == (found.done == last) or not 0 <= (found.chosen or 0) < len(found.trials):
-        raise ValueError("its choice is no trial")
+    if not all(math.isfinite(score) for trial in found.trials for score in trial.scores if score is not None):
+        raise ValueError("a score is not finite")
+    for stage in range(max(len(trial.scores) for trial in found.trials)):
+        scored = [k for k, trial in enumerate(found.trials) if len(trial.scores) > stage]
+        if scored != (found.taking_part(stage) if stage < found.done else []):
+            raise ValueError("its scores do not fit its stages")
+    if found.done < last:
+        fits = (found.chosen, found.gain, found.error) == (None, None, None)
+    elif found.gain is None or found.error is None:
+        fits = False
+    else:
+        best = _best(found.trials, found.alive)
+        fits = math.isfinite(found.gain + found.error) and found.chosen in (0, best)
+    if not fits:
+        raise ValueError("its choice does not follow from its scores")
+
+
+def _best(trials: Sequence[Trial], alive: Sequence[int]) -> int:
+    """Return the trial with the lowest last score."""
+    return min(alive, key=lambda k: _order(trials[k].scores[-1]))
 
 
 def _refuse_unsuitable(experiment: Experiment, count: int) -> None:
@@ -208,7 +231,7 @@ def _begin(experiment: Experiment, out: Path, space: Space, methods: Sequence[Me
         stages=sorted({max(1, round(share * rounds)) for share in SHARES}),
         trials=[Trial({name: getattr(method, name) for name in space}, []) for method in methods],
     )
-    if not (out / TUNING).exists():
+    if not os.path.lexists(out / TUNING):
         return new
     found = read_tuning(out / TUNING)
     begun = dataclasses.replace(
@@ -259,7 +282,7 @@ def _after_stage(tuning: Tuning, alive: Sequence[int], losses: Sequence[NDArray[
     tuning = dataclasses.replace(tuning, trials=trials)
     if tuning.done < len(tuning.stages):
         return tuning
-    best = min(range(len(alive)), key=lambda k: _order(trials[alive[k]].scores[-1]))
-    difference = losses[0] - losses[best]  # type: ignore[operator]
+    best = _best(trials, alive)
+    difference = losses[0] - losses[alive.index(best)]  # type: ignore[operator]
     gain, error = float(difference.mean()), float(difference.std() / math.sqrt(max(1, len(difference) - 1)))
-    return dataclasses.replace(tuning, chosen=alive[best] if gain > error else 0, gain=gain, error=error)
+    return dataclasses.replace(tuning, chosen=best if gain > error else 0, gain=gain, error=error)

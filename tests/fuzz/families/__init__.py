@@ -1,9 +1,24 @@
 """The generators by family, each with its share of the cases."""
 
 from ..trials import Generator
-from . import arguments, arrays, configs, exports, flips, folders, images, nodes, replies, summaries, sweeps, tables
+from . import (
+    arguments,
+    arrays,
+    configs,
+    exports,
+    flips,
+    folders,
+    images,
+    nodes,
+    options,
+    replies,
+    summaries,
+    sweeps,
+    tables,
+    tuning,
+)
 
-# Shares out of 100.
+# Shares of the cases; what they add up to does not matter.
 FAMILIES: dict[str, tuple[Generator, int]] = {
     "config": (configs.config, 9),
     "set": (configs.override, 9),
@@ -15,6 +30,8 @@ FAMILIES: dict[str, tuple[Generator, int]] = {
     "bit-flip": (flips.bit_flip, 8),
     "export": (exports.export, 9),
     "sweep": (sweeps.sweep, 6),
+    "tune": (tuning.tuning, 6),
+    "options": (options.options, 5),
     "paper": (sweeps.paper, 2),
     "summary": (summaries.summary, 2),
     "reply": (replies.reply, 3),

@@ -19,10 +19,11 @@ SHORT: dict[str, list[str]] = {
     "sweep": ["--dry-run"],
     "paper table1": ["--dry-run"], "paper table1-tuned": ["--dry-run"], "paper table2": ["--dry-run"],
     "paper table3": ["--dry-run"],
+    "tune": [*BLOBS, *TINY, "--set", "data.validation=0.2"],
     "personalize": ["--steps", "1", "--no-certificate"],
     "certify": ["--steps", "1", "--draws", "1"],
 }  # fmt: skip
-LONG = {"--steps", "--draws", "--samples", "--nodes"}  # a large number is a wish for long work
+LONG = {"--steps", "--draws", "--samples", "--nodes", "--settings"}  # a large number is a wish for long work
 
 
 def commands() -> dict[str, click.Command]:
@@ -64,7 +65,7 @@ def path_for(shop: Workshop) -> Path | str:
     rng = shop.rng
     good = ["table", "unfinished", "saved", "blobs", "federation/run", "table.csv", "new.csv", "east.csv", "new.npz",
             "images", "new.png", "north.safetensors", "sweep/sweep.toml", "sweep/results.json", "sweep/out",
-            "tiny.toml",
+            "tiny.toml", "tuning", "times", "times.csv",
             "results", "federation/states/client-0", "pickle.pt"]  # fmt: skip
     kind = rng.random()
     if kind < 0.5:

@@ -9,18 +9,21 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from ..bases import TABLE, TINY, rows
+from ..bases import QUICK, TABLE, TIMES, TINY, patients, rows
 from ..damage import change_bytes, change_kind, flip_bits
 from ..trials import Command, Trial, Workshop
 from ..values import NUMBERS, TEXTS
 
 COLUMNS = ["clinic", "age", "dose", "flag", "level", "outcome"]
+PATIENT = ["clinic", "age", "years", "died"]
+# The uses of tables with times until an event, by the use of other tables.
+OF_TIMES = {"run of times": "run", "join with times": "join", "predict times": "predict"}
 
 
 def table(shop: Workshop) -> Trial:
     """A table with bad cells, columns or bytes, to predict, to join with, or to train on."""
     rng = shop.rng
-    use = rng.choice(["predict"] * 5 + ["export"] * 3 + ["join"] * 2 + ["run"] * 3)
+    use = rng.choice(["predict"] * 5 + ["export"] * 3 + ["join"] * 2 + ["run"] * 3 + [*OF_TIMES])
     parquet = rng.random() < 0.3
     path = shop.folder / f"bad{'.parquet' if parquet else rng.choice(['.csv', '.csv', '.csv', '.tsv'])}"
     if use == "run" and rng.random() < 0.3:
@@ -35,30 +38,37 @@ def table(shop: Workshop) -> Trial:
 def _command(shop: Workshop, path: Path, use: str) -> Command:
     rng = shop.rng
     out = ["-o", rng.choice(["out.csv", "out.tsv", "out.parquet", "out.npz"])] if rng.random() < 0.3 else []
-    if use == "predict":
-        return ["predict", str(shop.copy("table")), "--client", "north", "--input", str(path), *out]
+    run = str(shop.copy("times" if use in OF_TIMES else "table")) if "run" not in use and use != "export" else ""
+    if "predict" in use:
+        return ["predict", run, "--client", "north", "--input", str(path), *out]
     if use == "export":
         name = rng.choice(["north.safetensors", "shared.safetensors"])
         return ["predict", str(shop.copy(name)), "--input", str(path), *out]
-    if use == "join":
+    if "join" in use:
         joins = [] if rng.random() < 0.5 else ["--client", rng.choice(TEXTS).replace("\x00", "")]
-        return ["personalize", str(shop.copy("table")), "--data", str(path), "--steps", "1", "--no-certificate", *joins]
+        return ["personalize", run, "--data", str(path), "--steps", "1", "--no-certificate", *joins]
     roles = ["--target", "outcome"] if path.parent != shop.folder else TABLE
-    if rng.random() < 0.3:
+    if use == "run of times":
+        roles = TIMES if rng.random() < 0.8 else [*TIMES[:2], "--event", rng.choice(["clinic", "years", "age", "x"])]
+    elif rng.random() < 0.3:
         roles = ["--target", rng.choice([*COLUMNS, "missing"]), "--client-column", rng.choice([*COLUMNS, "missing"])]
-    if rng.random() < 0.25:
+    if use == "run" and rng.random() < 0.25:
         roles += ["--event", rng.choice([*COLUMNS, "missing"])]
         roles[1] = rng.choice(COLUMNS)
     data = str(path if path.parent == shop.folder else path.parent)
     quick = ["--set", "data.validation=0.2", "--set", "training.rounds=1"]
-    return ["run", *TINY, "--data", data, *roles, *quick, *rng.choice([["--dry-run"], ["--out", "out"]])]
+    tiny = QUICK if use == "run of times" else TINY
+    return ["run", *tiny, "--data", data, *roles, *quick, *rng.choice([["--dry-run"], ["--out", "out"]])]
 
 
 def _cells(rng: random.Random, use: str) -> tuple[list[str], list[list[Any]], str]:
     """Return names, rows and what is bad about them."""
-    without = {"predict": ("clinic", "outcome"), "export": ("clinic", "outcome"), "join": ("clinic",)}.get(use, ())
-    names = [name for name in COLUMNS if name not in without]
-    body: list[list[Any]] = [[row[name] for name in names] for row in rows(rng, rng.choice([0, 1, 12, 12, 12, 40]))]
+    known = (patients if use in OF_TIMES else rows)(rng, rng.choice([0, 1, 12, 12, 12, 40]))
+    targets = ("years", "died") if use in OF_TIMES else ("outcome",)
+    plain = OF_TIMES.get(use, use)
+    without = {"predict": ("clinic", *targets), "export": ("clinic", *targets), "join": ("clinic",)}.get(plain, ())
+    names = [name for name in (PATIENT if use in OF_TIMES else COLUMNS) if name not in without]
+    body: list[list[Any]] = [[row[name] for name in names] for row in known]
     titles = [rng.choice(CHANGES)(rng, names, body) for _ in range(rng.choice([1, 1, 2, 3]))]
     if rng.random() < 0.1:
         titles.append(_ragged(rng, names, body))
