@@ -78,6 +78,8 @@ class Adaptation(NamedTuple):
     """Seed for random draws."""
     test: Batch | None
     """The data to be predicted, if their targets are known. Only options that reproduce a leaky evaluation use it."""
+    validation: Batch
+    """The client's validation set, which may be empty."""
 
     def rows(self, steps: int) -> Tensor:
         """Return rows (steps, b) of the training set: shuffled epochs, one after another, cut into batches."""
@@ -251,6 +253,10 @@ class Method:
         """Return further personal models to evaluate, by name, as states that `predict` accepts."""
         return {}
 
+    def drawn(self, net: Net) -> int:
+        """Return how many standard normal numbers a draw of a model takes in `predict`. Default: T."""
+        return net.num_params
+
     def posterior(self, state: State) -> MeanField | None:
         """Return the Gaussian over the weights (T,) of a client's or the server's model; sigma is 0 for one network.
 
@@ -260,7 +266,7 @@ class Method:
         return MeanField(theta, theta.new_zeros(()))
 
     def predict(self, model: Model, state: State, x: Tensor, noise: Tensor | None) -> Tensor:
-        """Return outputs (K, n, ...), one per row of noise (K, T); those of the mean network if noise is None."""
+        """Return outputs (K, n, ...), one per row of noise (K, drawn); those of the mean network if noise is None."""
         q = weights_posterior(self, state)
         if noise is None:
             return model.outputs(q.mu, x)[None]
