@@ -15,16 +15,21 @@ if TYPE_CHECKING:
     from pfedbayes.errors import Diverged, UserError
     from pfedbayes.maths.likelihoods import Classification, Regression
     from pfedbayes.methods import (
+        APFL,
         METHODS,
         BNFed,
         Ditto,
+        FedALA,
         FedAvg,
         FedAvgFT,
+        FedBABU,
         FedPer,
         FedProx,
         FedRep,
+        FedRoD,
         HeurFedAMP,
         Hierarchical,
+        KNNPer,
         Local,
         Method,
         PerFedAvg,
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
         PFedGP,
         PFedMe,
         Pooled,
+        Scaffold,
     )
     from pfedbayes.nets import Model, Net, WithNoise, cnn, mlp, vgg
     from pfedbayes.runs.experiment import table_model
@@ -40,12 +46,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "METHODS", "BNFed", "Classification", "DataConfig", "Ditto", "Diverged", "FedAvg", "FedAvgFT", "FedPer",
-    "FedProx", "FedRep", "Federation", "HeurFedAMP", "Hierarchical", "Local", "Method", "Model", "Net", "PFedBayes",
-    "PFedGP", "PFedMe", "PerFedAvg", "Plan", "Pooled", "Preprocessing", "Regression", "Shards", "Training",
-    "UserError", "WithNoise", "cnn", "join", "load", "load_shards", "mlp", "open_client", "read_inputs",
-    "read_preprocessing", "save", "shards_from_tables",
-    "table_model", "vgg",
+    "APFL", "METHODS", "BNFed", "Classification", "DataConfig", "Ditto", "Diverged", "FedALA", "FedAvg", "FedAvgFT",
+    "FedBABU", "FedPer", "FedProx", "FedRep", "FedRoD", "Federation", "HeurFedAMP", "Hierarchical", "KNNPer", "Local",
+    "Method", "Model", "Net", "PFedBayes", "PFedGP", "PFedMe", "PerFedAvg", "Plan", "Pooled", "Preprocessing",
+    "Regression", "Scaffold", "Shards", "Training", "UserError", "WithNoise", "cnn", "join", "load", "load_shards",
+    "mlp", "open_client", "read_inputs", "read_preprocessing", "save", "shards_from_tables", "table_model", "vgg",
 ]  # fmt: skip
 
 _HOME = {
@@ -56,6 +61,7 @@ _HOME = {
     "methods": (
         "METHODS", "Method", "PFedBayes", "FedAvg", "FedProx", "BNFed", "PerFedAvg", "PFedMe", "HeurFedAMP",
         "Hierarchical", "PFedGP", "Local", "Pooled", "FedAvgFT", "Ditto", "FedPer", "FedRep",
+        "Scaffold", "APFL", "FedBABU", "FedRoD", "KNNPer", "FedALA",
     ),
     "nets": ("Model", "Net", "WithNoise", "cnn", "mlp", "vgg"),
     "runs.experiment": ("table_model",),

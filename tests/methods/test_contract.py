@@ -64,7 +64,8 @@ def training(request, method):
 
 def some_take_part(method, participants=TRAINING.participants, **others):
     """A training in which some clients are silent, if the method can do without them."""
-    return dataclasses.replace(TRAINING, participants=None if method.needs.all_clients else participants, **others)
+    everybody = method.needs.all_clients or (method.needs.tied and others.get("train") == "all")
+    return dataclasses.replace(TRAINING, participants=None if everybody else participants, **others)
 
 
 def run_alone(method, inputs):

@@ -45,12 +45,13 @@ def adaptation(size, batch_size, seed=5):
         num_classes=None,
         seed=seed,
         test=None,
+        validation=Batch(rows[:0, None].double(), rows[:0], torch.ones(0, dtype=torch.float64)),
     )
 
 
 @pytest.mark.parametrize(("size", "batch_size", "steps"), [(10, 4, 5), (7, 7, 2), (10, 4, 6), (10, 4, 1)])
 def test_batches_go_through_whole_epochs_in_random_order(size, batch_size, steps):
-    rows = FedAvgFT(steps=steps).batches(adaptation(size, batch_size))
+    rows = adaptation(size, batch_size).rows(steps)
     assert rows.shape == (steps, batch_size)
     epochs = rows.flatten().split(size)
     assert all(len(epoch.unique()) == len(epoch) for epoch in epochs)
@@ -58,7 +59,7 @@ def test_batches_go_through_whole_epochs_in_random_order(size, batch_size, steps
 
 
 def test_order_is_that_of_the_seed():
-    first, again, other = (FedAvgFT().batches(adaptation(10, 4, seed)) for seed in (5, 5, 6))
+    first, again, other = (adaptation(10, 4, seed).rows(20) for seed in (5, 5, 6))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 

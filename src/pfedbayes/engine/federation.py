@@ -173,6 +173,13 @@ class Federation:
         """Return the state of the server of a client: where clients train alone, each has its own."""
         return self.servers[index] if index < self.setup.first_alone else pick(self.servers[index], client)
 
+    def server_rows(self, index: int, client: int) -> Tensor:
+        """Return the pool rows of the training sets of all clients of that server."""
+        start = index * self.num_clients
+        if index >= self.setup.first_alone:
+            return self.data.train_sets[start + client]
+        return torch.cat(tuple(self.data.train_sets[start : start + self.num_clients]))
+
     def download(self, seed_index: int, clients: Sequence[int] | NDArray[np.int64]) -> State:
         """Return what these clients receive from the server, stacked."""
         return receive_from(self.setup, seed_index, self.servers[seed_index], clients)

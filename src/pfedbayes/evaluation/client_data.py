@@ -17,7 +17,7 @@ from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import EvaluationSplit
 from pfedbayes.maths.metrics import log_label_prior
 from pfedbayes.maths.random import choose
-from pfedbayes.methods.base import Method, adapts
+from pfedbayes.methods.base import Method
 from pfedbayes.nets import Batch
 
 
@@ -90,7 +90,7 @@ class ClientData:
             x=_to_device(shards.x, device, dtype),
             y=_to_device(shards.y, device, dtype),
             dtype=dtype,
-            by_training_size=adapts(method) and method.needs.full_batch,
+            by_training_size=method.needs.keeps_examples,
         )
 
     @property
@@ -144,7 +144,7 @@ class ClientData:
             sets = self.evaluation_sets(split, seed, clients)
             for i, rows in enumerate(sets):
                 if len(rows):
-                    training_size = int(self.batch_sizes[i]) if self.by_training_size else 0
+                    training_size = int(self.sizes[i]) if self.by_training_size else 0
                     by_size.setdefault((len(rows), training_size), []).append(i)
             known = self._groups[split, clients] = []
             for ids in by_size.values():

@@ -11,6 +11,7 @@ Served = Literal["personal", "shared", "alone", "gated"]
 EvaluationSplit = Literal["test", "validation"]
 Sampling = Literal["weights", "pairs", "activations"]
 MODELS: tuple[Which, ...] = ("personal", "shared")
+ENSEMBLE = "ensemble"  # the estimator that averages the federations of all seeds
 
 
 def estimator_names(samples: int) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.client_data import Group
 from pfedbayes.evaluation.estimators import (
+    ENSEMBLE,
     MODELS,
     EstimatorSpec,
     EvaluationSplit,
@@ -26,8 +27,10 @@ from pfedbayes.evaluation.models import (
     further_views,
     personal_states,
     rows_at_once,
+    shared_state,
     slices,
 )
+from pfedbayes.evaluation.posthoc import Ensemble
 from pfedbayes.evaluation.predict import model_outputs
 from pfedbayes.maths.metrics import log_average
 from pfedbayes.maths.trees import concat, stack
@@ -193,11 +196,32 @@ def _estimates(
     rows: Tensor,
     spec: EstimatorSpec,
 ) -> dict[str, Tensor]:
-    """Return outputs (S * c, K, n, ...) by estimator for the examples at rows (c, n) of these clients."""
+    """Return outputs (S * c, K, n, ...) by estimator for the examples at rows (c, n) of these clients.
+
+    The outputs of an ensemble are those of all seeds, the same for each of them.
+    """
+    if not isinstance(federation.method, Ensemble):
+        return _own_estimates(federation, which, seeds, clients, rows, spec)
+    every = [_own_estimates(federation, which, [s], clients, rows, spec) for s in range(len(federation.seeds))]
+    (mean,) = estimator_names(spec.samples)[2:]
+    together = torch.cat([each[mean] for each in every], dim=1)
+    own = {name: concat([every[s][name] for s in seeds]) for name in every[0]}
+    return {ENSEMBLE: concat([together] * len(seeds))} | own
+
+
+def _own_estimates(
+    federation: FederatedModels,
+    which: Which,
+    seeds: Sequence[int],
+    clients: list[int],
+    rows: Tensor,
+    spec: EstimatorSpec,
+) -> dict[str, Tensor]:
+    """Return the outputs of each seed's own models, see `_estimates`."""
     federation.plan.activate()
     stochastic = federation.method.about.stochastic
     if which == "shared":
-        states = stack([federation.servers[s] for s in seeds])
+        states = stack([shared_state(federation, s) for s in seeds])
     else:
         states = personal_states(federation, seeds, clients, rows)
     outputs = partial(model_outputs, federation, which, seeds, clients, federation.data.x, rows, spec)

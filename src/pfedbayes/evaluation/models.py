@@ -10,7 +10,9 @@ from typing import Literal, Protocol
 import torch
 
 from pfedbayes.evaluation.client_data import ClientData
-from pfedbayes.evaluation.estimators import MODELS, Which
+from pfedbayes.evaluation.estimators import ENSEMBLE, MODELS, Which
+from pfedbayes.evaluation.laplace import Laplace
+from pfedbayes.evaluation.posthoc import Ensemble
 from pfedbayes.maths.random import Purpose, key
 from pfedbayes.maths.trees import concat, group_by_shapes, pick, stack
 from pfedbayes.methods.base import Adaptation, Method, State, adapts
@@ -73,6 +75,9 @@ class FederatedModels(Protocol):
     def server_of(self, index: int, client: int) -> State:
         """Return the state of the server of a client: where clients train alone, each has its own."""
 
+    def server_rows(self, index: int, client: int) -> torch.Tensor:
+        """Return the pool rows of the training sets of all clients of that server."""
+
     @property
     def training_at_once(self) -> int:
         """The number of members that train in a round."""
@@ -91,6 +96,8 @@ def available_models(method: Method) -> list[Which]:
 
 def headline_estimator(method: Method, samples: int) -> str:
     """Return the estimator whose scores are the method's result."""
+    if isinstance(method, Ensemble):
+        return ENSEMBLE
     return f"mc{samples}" if method.about.stochastic else "mean"
 
 
@@ -151,9 +158,26 @@ def _prepare(federation: FederatedModels, client: int, seed_index: int, test: Ba
     data = federation.data
     member = seed_index * data.num_clients + client
     train = data.batch_of(data.train_sets[member])
+    validation = data.batch_of(data.shards.validation[client])
     seed = key(federation.seed(seed_index), Purpose.ADAPTATION, federation.round, int(data.numbers[client]))
     batch_size = int(data.batch_sizes[member])
-    return federation.method.prepare(Adaptation(train, batch_size, data.shards.num_classes, seed, test))
+    return federation.method.prepare(Adaptation(train, batch_size, data.shards.num_classes, seed, test, validation))
+
+
+def members_of(federation: FederatedModels, seed_index: int) -> Sequence[int]:
+    """Return the federations that predict in place of one: all that are evaluated, if they are an ensemble."""
+    together = isinstance(federation.method, Ensemble) and seed_index < len(federation.seeds)
+    return range(len(federation.seeds)) if together else [seed_index]
+
+
+def shared_state(federation: FederatedModels, seed_index: int, client: int = 0) -> State:
+    """Return the state that the shared model of a client predicts with."""
+    server, method, data = federation.server_of(seed_index, client), federation.method, federation.data
+    if not isinstance(method, Laplace):
+        return server
+    train, validation = federation.server_rows(seed_index, client), torch.cat(tuple(data.shards.validation))
+    batches = (map(data.batch_of, torch.split(rows, rows_at_once(federation))) for rows in (train, validation))
+    return method.shared(federation.model, server, *batches)
 
 
 def further_views(

@@ -7,14 +7,14 @@ whose random draws are the same on every machine.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from pfedbayes.evaluation.estimators import Which
-from pfedbayes.evaluation.models import FederatedModels, personal_state
+from pfedbayes.evaluation.models import FederatedModels, members_of, personal_state, shared_state
 from pfedbayes.maths.gaussian import MeanField
 from pfedbayes.maths.random import Purpose, key, normal
 from pfedbayes.maths.trees import leaves, tree_map
@@ -61,12 +61,14 @@ class TrainedModel:
     """The state that the method predicts with."""
     seed: int
     """Seed of the weight draws."""
+    others: tuple[TrainedModel, ...] = ()
+    """The other members of an ensemble."""
 
     @property
     def weights(self) -> Weights | None:
         """The posterior over the weights; None if the model is more than the weights of a network."""
         q = self.method.posterior(self.state)
-        if q is None:
+        if q is None or self.others:
             return None
         if self.method.about.gaussian:
             return Weights(self.model, q.mu, q.sigma, self.seed)
@@ -74,11 +76,18 @@ class TrainedModel:
 
     def outputs(self, samples: int) -> OutputFunction:
         """Return the output function, with `samples` weight draws if the method has a distribution over weights."""
+        if self.others:
+            members = [member.outputs(samples) for member in (replace(self, others=()), *self.others)]
+            return lambda x: torch.cat([outputs(x) for outputs in members])
         weights = self.weights
         if weights is not None:
             return weights.outputs(samples)
         like = next(leaf for leaf in leaves(self.state) if leaf.is_floating_point())
-        predict = partial(self.method.predict, self.model, self.state, noise=None)
+        noise = None
+        if self.method.about.stochastic:
+            shape = samples, self.method.drawn(self.model.net)
+            noise = normal(shape, self.seed, like.dtype, torch.device("cpu")).to(like.device)
+        predict = partial(self.method.predict, self.model, self.state, noise=noise)
         return partial(_in_passes, predict, self.model, like)
 
 
@@ -99,10 +108,14 @@ def draw_seed(seed: int, which: Which, round: int, client: int) -> int:
 
 def trained_model(federation: FederatedModels, which: Which, client: int, seed_index: int = 0) -> TrainedModel:
     """Return a client's model, or the shared one, of a federation that is in memory."""
-    own = which == "personal"
-    state = personal_state(federation, client, seed_index) if own else federation.server_of(seed_index, client)
-    seed = draw_seed(federation.seed(seed_index), which, federation.round, client)
-    return TrainedModel(federation.method, federation.model, state, seed)
+
+    def member(s: int) -> TrainedModel:
+        state = personal_state(federation, client, s) if which == "personal" else shared_state(federation, s, client)
+        seed = draw_seed(federation.seed(s), which, federation.round, client)
+        return TrainedModel(federation.method, federation.model, state, seed)
+
+    first, *others = (member(s) for s in members_of(federation, seed_index))
+    return replace(first, others=tuple(others))
 
 
 def personal_posterior(

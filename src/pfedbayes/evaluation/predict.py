@@ -10,7 +10,14 @@ from torch import Tensor
 
 from pfedbayes.evaluation.client_data import take
 from pfedbayes.evaluation.estimators import EstimatorSpec, Sampling, Which
-from pfedbayes.evaluation.models import FederatedModels, personal_state, rows_at_once, slices
+from pfedbayes.evaluation.models import (
+    FederatedModels,
+    members_of,
+    personal_state,
+    rows_at_once,
+    shared_state,
+    slices,
+)
 from pfedbayes.maths.random import Purpose, key, normals
 from pfedbayes.maths.trees import pick, stack
 from pfedbayes.memory import device_memory, refuse_too_large
@@ -32,10 +39,13 @@ def predict(
     One output per draw of the weights, or that of the mean network if `samples` is None.
     """
     federation.plan.activate()
-    state = personal_state(federation, client, seed_index) if which == "personal" else federation.servers[seed_index]
     spec, rows = EstimatorSpec(samples or 0, sampling=sampling), torch.arange(len(x), device=federation.data.device)
-    pool = federation.data.to_device(x)
-    return model_outputs(federation, which, [seed_index], [client], pool, rows[None], spec, stack([state]), samples)[0]
+    pool, parts = federation.data.to_device(x), []
+    for s in members_of(federation, seed_index):
+        state = personal_state(federation, client, s) if which == "personal" else shared_state(federation, s, client)
+        own = model_outputs(federation, which, [s], [client], pool, rows[None], spec, stack([state]), samples)
+        parts.append(own[0])
+    return torch.cat(parts)
 
 
 def model_outputs(
@@ -119,7 +129,8 @@ def _noise(
         keys = [key(federation.seed(s), purpose, round) for s in seeds]
     pairs = spec.sampling == "pairs"
     drawn = (samples + 1) // 2 if pairs else samples
-    width = num_drawn_weights(federation.model.net, dense)
+    net = federation.model.net
+    width = num_drawn_weights(net, dense) if dense else federation.method.drawn(net)
     needed = len(keys) * drawn * width * data.dtype.itemsize
     refuse_too_large(needed, device_memory(data.device), "a prediction", "the number of samples")
     weights = normals((drawn, width), keys, data.dtype, data.device)

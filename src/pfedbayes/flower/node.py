@@ -82,6 +82,10 @@ class Node:
         """The server's state, as far as the node knows it."""
         return self.state.servers
 
+    def server_rows(self, index: int, client: int) -> Tensor:
+        """Return the rows that the node has of the server's data: those of its own client."""
+        return self.data.train_sets[0]
+
     def download(self, seed_index: int, clients: Sequence[int] | NDArray[np.int64]) -> State:
         """Return what the server has sent, stacked."""
         if self.received is None:
@@ -216,7 +220,7 @@ def _start(
             remedy = "use the same as before, or a new state-dir for a new federation"
             refuse_difference(old, new, f"the state in {folder.path}", remedy)
     last = min(task["last"], kept[-1]) if kept and older_state else task["last"]
-    start = folder.start_of(task["round"], last, task["rollbacks"])
+    start = folder.start_of(task["round"], last, task["rollbacks"], node.method.needs.tied)
     if start:
         node.recall(start)
     return start

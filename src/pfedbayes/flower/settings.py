@@ -214,6 +214,11 @@ def from_run_config(run_config: Mapping[str, Any]) -> Settings:
         raise UserError(f"{method.about.title} needs the data of all clients in one place: choose another method")
     if experiment.evaluation.clients is not None:
         raise UserError("every node evaluates itself on Flower: leave evaluation.clients out")
+    if experiment.evaluation.posterior is not None:
+        raise UserError(
+            "on Flower every node scores the method's own predictions: leave evaluation.posterior out, or train with "
+            "pfedbayes run"
+        )
     changes = federation.robust not in ("none", "auto") or federation.privacy_noise or federation.secure
     if method.about.mean_only and (federation.privacy_noise or federation.secure):
         raise UserError(

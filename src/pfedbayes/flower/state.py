@@ -92,10 +92,11 @@ class StateFolder:
                 raise ValueError("it does not say how often the server had gone back")
             return Generation(round, about.pop("previous"), about, file.tensors(), rollbacks)
 
-    def start_of(self, round: int, last: int, rollbacks: Sequence[int] = ()) -> Generation | None:
+    def start_of(self, round: int, last: int, rollbacks: Sequence[int] = (), tied: bool = False) -> Generation | None:
         """Return the state that a round starts from; None for a client that takes part for the first time.
 
         last: the last round whose upload the server has used; rollbacks: the rounds to which the server has gone back.
+        tied: whether later states do not count, because the client's state must match the server's, see `Needs`.
         A client goes back with it, to the last state that still counts, and begins anew if it has kept none.
         """
         every = self.rounds()
@@ -108,7 +109,7 @@ class StateFolder:
                 f"the state in {self.path} {found}, but the server has an upload of round {last}: restore the folder, "
                 "let the client leave, or continue from an older state with older-state=true in --node-config"
             )
-        earlier = [number for number in kept if number < round]
+        earlier = [number for number in kept if number < round and (number <= last or not tied)]
         if earlier:
             return self.read(earlier[-1])
         if kept and self.read(kept[0]).previous:

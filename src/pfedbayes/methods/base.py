@@ -38,13 +38,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from pfedbayes.constraints import check
 from pfedbayes.errors import UserError
 from pfedbayes.maths.gaussian import MeanField, sample
 from pfedbayes.maths.stacked import broadcast, weighted_mean
-from pfedbayes.maths.trees import Tree
+from pfedbayes.maths.trees import Tree, pick
 from pfedbayes.nets import Batch, Init, Model, Net, Pixels
 
 State = Tree  # each method has its own
@@ -77,6 +78,21 @@ class Adaptation(NamedTuple):
     """Seed for random draws."""
     test: Batch | None
     """The data to be predicted, if their targets are known. Only options that reproduce a leaky evaluation use it."""
+    validation: Batch
+    """The client's validation set, which may be empty."""
+
+    def rows(self, steps: int) -> Tensor:
+        """Return rows (steps, b) of the training set: shuffled epochs, one after another, cut into batches."""
+        size, count = len(self.train.weight), steps * self.batch_size
+        generator = torch.Generator().manual_seed(self.seed)
+        epochs = [torch.randperm(size, generator=generator) for _ in range(0, count, size)]
+        order = torch.cat([torch.empty(0, dtype=torch.int64), *epochs])[:count]
+        return order.view(steps, self.batch_size).to(self.train.weight.device)
+
+    def batches(self, steps: int) -> Batch:
+        """Return the batches (steps, b, ...) of these rows."""
+        batches: Batch = pick(self.train, self.rows(steps))
+        return batches
 
 
 class About(NamedTuple):
@@ -128,6 +144,8 @@ class Needs(NamedTuple):
     """One model is trained on the data of all clients in one place."""
     tied: bool = False
     """A client's state changes only if the server uses its upload, so only chosen clients may train."""
+    keeps_examples: bool = False
+    """A personal model holds the client's whole training set, so its size depends on the client."""
     loop: bool = False
     """vmap cannot map its functions: clients train one after another."""
     eager: bool = False
@@ -235,6 +253,10 @@ class Method:
         """Return further personal models to evaluate, by name, as states that `predict` accepts."""
         return {}
 
+    def drawn(self, net: Net) -> int:
+        """Return how many standard normal numbers a draw of a model takes in `predict`. Default: T."""
+        return net.num_params
+
     def posterior(self, state: State) -> MeanField | None:
         """Return the Gaussian over the weights (T,) of a client's or the server's model; sigma is 0 for one network.
 
@@ -244,7 +266,7 @@ class Method:
         return MeanField(theta, theta.new_zeros(()))
 
     def predict(self, model: Model, state: State, x: Tensor, noise: Tensor | None) -> Tensor:
-        """Return outputs (K, n, ...), one per row of noise (K, T); those of the mean network if noise is None."""
+        """Return outputs (K, n, ...), one per row of noise (K, drawn); those of the mean network if noise is None."""
         q = weights_posterior(self, state)
         if noise is None:
             return model.outputs(q.mu, x)[None]

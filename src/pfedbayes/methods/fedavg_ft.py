@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from pfedbayes.constraints import CountOrZero, NonNegative
@@ -39,8 +38,7 @@ class FedAvgFT(Method):
 
     def prepare(self, data: Adaptation) -> Batch:
         """Return the batches of all steps, (steps, b, ...)."""
-        batches: Batch = pick(data.train, self.batches(data))
-        return batches
+        return data.batches(self.steps)
 
     def adapt(self, model: Model, client: State, received: Tensor, prepared: Batch) -> Tensor:
         """theta_i <- theta_i - eta_personal grad CE(theta_i; B), `steps` times from the shared model."""
@@ -48,11 +46,3 @@ class FedAvgFT(Method):
         for k in range(self.steps):
             theta = sgd(theta, model.grad_loss(theta, pick(prepared, k)), self.eta_personal)
         return theta
-
-    def batches(self, data: Adaptation) -> Tensor:
-        """Return rows (steps, b) of the training set: shuffled epochs, one after another, cut into batches."""
-        size, count = len(data.train.weight), self.steps * data.batch_size
-        generator = torch.Generator().manual_seed(data.seed)
-        epochs = [torch.randperm(size, generator=generator) for _ in range(0, count, size)]
-        order = torch.cat([torch.empty(0, dtype=torch.int64), *epochs])[:count]
-        return order.view(self.steps, data.batch_size).to(data.train.weight.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pfedbayes.evaluation.estimators import MODELS
+from pfedbayes.evaluation.estimators import ENSEMBLE, MODELS
 from pfedbayes.report import federation, tables
 from pfedbayes.report.describe import axis_label, client_labels
 from pfedbayes.report.page import Table
@@ -26,7 +26,8 @@ def all_metrics(runs: Sequence[Run]) -> list[str]:
 def headline_table(run: Run, names: Sequence[str]) -> Table:
     """Return the mean over clients and the worst client of each model."""
     estimators = dict.fromkeys(tables.estimator_title(row.estimator) for row in tables.headline(run))
-    by = " and ".join(estimators) if run.info.method.stochastic else "one network, without sampling"
+    one = not run.info.method.stochastic and ENSEMBLE not in {row.estimator for row in tables.headline(run)}
+    by = "one network, without sampling" if one else " and ".join(estimators)
     blocks = [
         (
             TITLE[row.model],

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedbayes.evaluation.estimators import MODELS
+from pfedbayes.evaluation.estimators import ENSEMBLE, MODELS
 from pfedbayes.runs.folder import Run
 from pfedbayes.runs.schema import Reliability, RoundRecord
 
@@ -144,6 +144,7 @@ def estimator_title(name: str) -> str:
     titles = {
         "one": "one sample",
         "mean": "mean network",
+        ENSEMBLE: "average of all seeds",
         "local": "as local training left it",
         "cloud": "cloud model",
         "honest": "adapted on training data only",
@@ -174,7 +175,7 @@ def estimators(run: Run, model: str) -> list[str]:
     """Return the estimators of a model, the headline estimator first."""
     wanted = run.summary.estimator if run.summary else None
     # Without a summary, the average of samples comes first, if the method draws samples.
-    return sorted(final(run).scores(model), key=lambda name: (name != wanted, not name.startswith("mc")))
+    return sorted(final(run).scores(model), key=lambda name: (name != wanted, not name.startswith(("mc", ENSEMBLE))))
 
 
 def metric_names(run: Run) -> list[str]:

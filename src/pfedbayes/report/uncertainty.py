@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pfedbayes.evaluation.estimators import ENSEMBLE
 from pfedbayes.report import charts, tables
 from pfedbayes.report.charts import Figure, Series
 from pfedbayes.report.describe import axis_label
@@ -81,7 +82,7 @@ def by_round(run: Run) -> list[Figure]:
 
 def _draws_samples(run: Run) -> bool:
     """Return whether the headline averages several samples, which model uncertainty needs."""
-    return tables.estimators(run, tables.models(run)[0])[0].startswith("mc")
+    return tables.estimators(run, tables.models(run)[0])[0].startswith(("mc", ENSEMBLE))
 
 
 def _client_lines(run: Run, model: str, name: str) -> list[Series]:

@@ -21,6 +21,7 @@ from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.plan import Plan, largest_batch, plan_for, run_size
 from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError, nearest, one_line
+from pfedbayes.evaluation.posthoc import PostHoc
 from pfedbayes.maths.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.memory import device_memory, host_memory, refuse_too_large
 from pfedbayes.methods import METHODS, Method
@@ -30,6 +31,7 @@ from pfedbayes.nets.import_path import build_module, is_import_path
 from pfedbayes.runs.config import build, parse_override, read_toml
 from pfedbayes.runs.copies import Copies, copies_of
 from pfedbayes.runs.outcomes import outcome_of
+from pfedbayes.runs.posthoc import check_posterior, with_posterior
 from pfedbayes.runs.sections import TABLE_WIDTH, Evaluation, Execution, NetConfig
 
 MOST_SEEDS = 1000  # federations that are trained at once
@@ -59,6 +61,11 @@ class Experiment:
     training: Training
     evaluation: Evaluation
     execution: Execution
+
+    @property
+    def federated(self) -> Method:
+        """The method as a run trains it and predicts with it, see `with_posterior`."""
+        return with_posterior(self.method, self.evaluation)
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """Return plain values by section, as in a config file."""
@@ -122,6 +129,7 @@ def seed_numbers(first: int, count: int) -> list[int]:
 
 def method_name(method: Method) -> str:
     """Return the name of a method in configs; refuse a method of the user's own, which has none."""
+    method = method.method if isinstance(method, PostHoc) else method
     for name, cls in METHODS.items():
         if type(method) is cls:
             return name
@@ -184,6 +192,9 @@ def resolve(sections: Mapping[str, Any], changes: Sequence[Change] = ()) -> Expe
     method = with_schedule(method, training.rounds * training.local_steps)
     evaluation = build(Evaluation, merged["evaluation"], "evaluation")
     has_validation = data.validation > 0 or data.split_column is not None
+    check_posterior(method, evaluation, data)
+    if evaluation.posterior == "swag" and evaluation.swag_start is None:
+        evaluation = dataclasses.replace(evaluation, swag_start=training.rounds * 3 // 4)
     if evaluation.split == "validation" and not has_validation:
         raise UserError(
             "evaluation.split is 'validation' but data.validation is 0: hold out a fraction of the training data"
@@ -302,7 +313,7 @@ def _table_model(net: NetConfig, task: TaskShape, method: Method) -> tuple[Net, 
 
 def _refuse_large_rounds(experiment: Experiment, shards: Shards, model: Model, num_seeds: int, plan: Plan) -> None:
     """Refuse a round whose models, noise or mini-batches cannot fit into memory."""
-    method, training = experiment.method, experiment.training
+    method, training = experiment.federated, experiment.training
     steps, at_once = run_size(method, dataclasses.replace(training, rounds=1), len(shards.train), num_seeds)
     memory = device_memory(torch.device(plan.device))
     number = getattr(torch, plan.dtype).itemsize
@@ -333,16 +344,17 @@ def build_federation(
     clients_file: Path | None = None,
 ) -> Federation:
     """Build a federation at round 0, with the experiment's model unless another is given."""
+    if experiment.evaluation.posterior == "ensemble" and len(seeds) < 2:
+        raise UserError("evaluation.posterior=ensemble needs several seeds: add --seeds 5")
     net = fit_net(experiment.net, shards, experiment.method)
     model = model or build_model(net, shards.task_shape, experiment.method)
     copies = copies_of_run(experiment, shards, len(seeds)).federations
-    make = partial(Federation, shards, model, experiment.method, experiment.training, seeds, net.init, copies=copies)
+    method = experiment.federated
+    make = partial(Federation, shards, model, method, experiment.training, seeds, net.init, copies=copies)
     if plan is not None:
         return make(plan=plan, clients_file=clients_file)
     every, width = len(seeds) + len(copies), largest_batch(shards, experiment.method, experiment.training)
-    choose = partial(
-        plan_for, model, experiment.method, experiment.training, len(shards.train), every, device, largest=width
-    )
+    choose = partial(plan_for, model, method, experiment.training, len(shards.train), every, device, largest=width)
     plan = experiment.execution.adapt(choose())
     _refuse_large_rounds(experiment, shards, model, every, plan)
     federation = make(plan=plan, clients_file=clients_file)

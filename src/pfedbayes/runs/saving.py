@@ -10,6 +10,7 @@ from pfedbayes.data import Preprocessing, Shards, load_shards
 from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.plan import choose_device
 from pfedbayes.errors import UserError
+from pfedbayes.evaluation.posthoc import PostHoc
 from pfedbayes.files.reading import read_bytes, reading
 from pfedbayes.nets import Model
 from pfedbayes.nets.import_path import refuse_untrusted
@@ -29,6 +30,8 @@ def save(federation: Federation, folder: str | Path) -> Path:
     try:
         if (writer.folder / runs.INFO).exists() and runs.read_info(writer.folder).digest is not None:
             raise UserError(f"{folder} holds a run: give another folder")
+        if isinstance(federation.method, PostHoc):
+            raise UserError("a federation with evaluation.posterior is kept by its run: use pfedbayes run")
         method = {"name": method_name(federation.method), **dataclasses.asdict(federation.method)}
         training = dataclasses.asdict(federation.training)
         del training["patience"]  # early stopping needs the validation data of a run

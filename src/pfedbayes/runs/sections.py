@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pfedbayes.constraints import AtLeastOne, Count, Interval, NonNegative, Positive, check
+from pfedbayes.constraints import AtLeastOne, Count, CountOrZero, Interval, NonNegative, Positive, check
 from pfedbayes.engine.plan import Dtype, Noise, Over, Plan, Precision, Threads
 from pfedbayes.engine.population import Resting
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import EvaluationSplit, Sampling, estimator_names
+from pfedbayes.evaluation.laplace import Choice
+from pfedbayes.maths.laplace import Structure
 from pfedbayes.nets import Init
 from pfedbayes.nets.convolutions import Convolutions
 from pfedbayes.nets.import_path import is_import_path
@@ -108,6 +110,17 @@ class Evaluation:
     they say of the rows left out; 0 for none. A run with validation rows of its own uses those instead."""
     alone: bool = False
     """Also train each client alone, to show what joining bought."""
+    posterior: Literal["laplace", "swag", "ensemble"] | None = None
+    """What a method without weight draws predicts with: a Gaussian over the last layer ("laplace"), a Gaussian over all
+    weights from the models of the last rounds ("swag"), or all seeds together ("ensemble"). Default: one network."""
+    covariance: Structure = "kronecker"
+    """Structure of Laplace's covariance."""
+    precision: Choice = "evidence"
+    """Laplace's prior precision has the highest marginal likelihood, or the least NLL of validation rows."""
+    swag_start: CountOrZero | None = None
+    """Rounds before SWAG collects its first model. Default: three quarters of training.rounds."""
+    swag_rank: CountOrZero = 10
+    """Rank of SWAG's covariance beside its diagonal; a client keeps this many models."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -127,7 +140,8 @@ class Evaluation:
     def after(self, round: int, rounds: int) -> dict[str, Any]:
         """Return the arguments of `Prediction.evaluate` after round `round` of `rounds`."""
         options = dataclasses.asdict(self)
-        del options["folds"], options["alone"]
+        for name in ("folds", "alone", "posterior", "covariance", "precision", "swag_start", "swag_rank"):
+            del options[name]
         if round % options.pop("average_every") and round != rounds:
             options["estimators"] = self._without_average
         return options

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Served
+from pfedbayes.evaluation.laplace import Laplace
 from pfedbayes.evaluation.posterior import TrainedModel, trained_model
 from pfedbayes.files.reading import reading
 from pfedbayes.methods.base import Method, adapts
@@ -151,10 +152,11 @@ def _models(folder: Path, record: CalibrationRecord, which: Served, device: str,
     saved = saved_models(folder, record, device, trust_module)
     if which != "alone":
         _require_model(saved.method, which)
-    if which != "shared" and adapts(saved.method):  # such models are made from the client's training data
+    own = which != "shared" and saved.method.about.personal
+    if isinstance(saved.method, Laplace) or (own and adapts(saved.method)):  # they are made from training data
         federation = saving.load(folder, device=device, trust_module=trust_module)
         index = record.alone or 0 if which == "alone" else 0
-        return partial(trained_model, federation, "personal", seed_index=index)
+        return partial(trained_model, federation, "personal" if own else "shared", seed_index=index)
     return partial(saved.trained_model, which)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pfedbayes.engine.population import FilePopulation
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Served
 from pfedbayes.evaluation.posterior import TrainedModel, draw_seed
+from pfedbayes.evaluation.posthoc import Ensemble
 from pfedbayes.files.tensors import TensorFile
 from pfedbayes.maths.trees import fill, leaves, misfit, named_leaves, pick, tree_map
 from pfedbayes.methods.base import Method, State
@@ -48,14 +50,23 @@ class SavedModels:
     """The federation in which clients trained alone; None if there is none."""
 
     def trained_model(self, which: Served, client: int) -> TrainedModel:
-        """Read a model of the first seed: a client's, the shared one, or the one that the client has trained alone."""
+        """Read a model of the first seed: a client's, the shared one, or the one that the client has trained alone.
+
+        An ensemble has the models of all seeds.
+        """
         with self._checkpoint() as checkpoint:
-            index = self.alone or 0 if which == "alone" else 0
-            own = which != "shared" and self.method.about.personal
-            state = self._client(checkpoint, client, index) if own else self._server(checkpoint, index, client)
-            seed = draw_seed(self.seeds[0], "shared" if which == "shared" else "personal", checkpoint.round, client)
-            if not all(bool(leaf.isfinite().all()) for leaf in leaves(state) if leaf.is_floating_point()):
-                raise ValueError("a model in it is not finite")
+            indices = [self.alone or 0] if which == "alone" else [0]
+            if isinstance(self.method, Ensemble):
+                indices = list(range(len(self.seeds)))
+            first, *others = (self._member(checkpoint, which, client, index) for index in indices)
+        return dataclasses.replace(first, others=tuple(others))
+
+    def _member(self, checkpoint: _Checkpoint, which: Served, client: int, index: int) -> TrainedModel:
+        own = which != "shared" and self.method.about.personal
+        state = self._client(checkpoint, client, index) if own else self._server(checkpoint, index, client)
+        seed = draw_seed(self.seeds[0], "shared" if which == "shared" else "personal", checkpoint.round, client)
+        if not all(bool(leaf.isfinite().all()) for leaf in leaves(state) if leaf.is_floating_point()):
+            raise ValueError("a model in it is not finite")
         return TrainedModel(self.method, self.model, state, seed)
 
     def shared_prior(self) -> Prior:
@@ -163,7 +174,7 @@ def saved_models(
     refuse_untrusted(record.net.name, folder, trust_module)
     run = runs.read_run(folder)
     experiment = run.experiment
-    method = experiment.method
+    method = experiment.federated
     plan = recorded_plan(run).on(choose_device(device))
     plan.activate()
     return SavedModels(

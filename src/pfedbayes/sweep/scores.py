@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from pfedbayes.evaluation.estimators import MODELS
+from pfedbayes.evaluation.estimators import ENSEMBLE, MODELS
 from pfedbayes.files.checksums import check_json
 from pfedbayes.files.reading import NUMBER, Kinds, parse_json, read_bytes, reading, require_keys
 from pfedbayes.methods import METHODS
@@ -127,7 +127,7 @@ def diverged(names: dict[str, Any], settings: dict[str, Any], run: Run, reason: 
 
 def headline(scored: dict[str, Any]) -> dict[str, Any]:
     """Return the scores by the headline estimator: the average of samples if the method draws any, else the mean."""
-    average = next((name for name in scored if name.startswith("mc")), "mean")
+    average = next((name for name in scored if name.startswith(("mc", ENSEMBLE))), "mean")
     found: dict[str, Any] = scored[average]
     return found
 

@@ -13,6 +13,7 @@ from pfedbayes.data import Shards
 from pfedbayes.engine.federation import Federation
 from pfedbayes.evaluation.client_data import ClientData
 from pfedbayes.evaluation.estimators import MODELS, Served, Which
+from pfedbayes.evaluation.posthoc import Ensemble
 from pfedbayes.maths.likelihoods import Likelihood
 from pfedbayes.maths.metrics import decompose_uncertainty, log_average
 from pfedbayes.trust import gate
@@ -47,7 +48,8 @@ class Models:
             return federation.predict(which, client, x, samples if stochastic else None, s)
 
         seeds, likelihood = len(federation.seeds), federation.model.likelihood
-        return cls(federation.data, likelihood, federation.models(), seeds, stochastic, predict)
+        averages = stochastic or isinstance(federation.method, Ensemble)
+        return cls(federation.data, likelihood, federation.models(), seeds, averages, predict)
 
     @property
     def shards(self) -> Shards:

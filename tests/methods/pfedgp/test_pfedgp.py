@@ -359,7 +359,7 @@ def test_4500_examples_need_no_more_than_one_and_a_half_gigabytes():
         local = method.begin((), phi, Shard(batch.size, torch.bincount(batch.y)))
         local = method.step(model, local, (batch,), torch.zeros(2))
         trained = used()
-        state = method.adapt(model, (), local.phi, method.prepare(Adaptation(batch, n, 5, 1, None)))
+        state = method.adapt(model, (), local.phi, method.prepare(Adaptation(batch, n, 5, 1, None, batch)))
         assert method.predict(model, state, batch.x[:m], None).isfinite().all()
         print(trained - before, used() - before)
     """

@@ -140,6 +140,7 @@ class PFedGP(Method):
     @property
     def needs(self) -> Needs:
         return Needs(
+            keeps_examples=True,
             full_batch=True,
             at_once=5,  # more need memory that has to be allocated anew every round
             labels=True,
