@@ -15,14 +15,22 @@ if TYPE_CHECKING:
     from pfedbayes.errors import Diverged, UserError
     from pfedbayes.maths.likelihoods import Classification, Regression
     from pfedbayes.methods import (
+        FOLA,
         METHODS,
+        PVI,
         BNFed,
         Ditto,
         FedAvg,
         FedAvgFT,
+        FedBE,
+        FedEP,
+        FedIvon,
+        FedPA,
         FedPer,
+        FedPop,
         FedProx,
         FedRep,
+        FedSEP,
         HeurFedAMP,
         Hierarchical,
         Local,
@@ -31,6 +39,7 @@ if TYPE_CHECKING:
         PFedBayes,
         PFedGP,
         PFedMe,
+        PFedVEM,
         Pooled,
     )
     from pfedbayes.nets import Model, Net, WithNoise, cnn, mlp, vgg
@@ -40,12 +49,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "METHODS", "BNFed", "Classification", "DataConfig", "Ditto", "Diverged", "FedAvg", "FedAvgFT", "FedPer",
-    "FedProx", "FedRep", "Federation", "HeurFedAMP", "Hierarchical", "Local", "Method", "Model", "Net", "PFedBayes",
-    "PFedGP", "PFedMe", "PerFedAvg", "Plan", "Pooled", "Preprocessing", "Regression", "Shards", "Training",
-    "UserError", "WithNoise", "cnn", "join", "load", "load_shards", "mlp", "open_client", "read_inputs",
-    "read_preprocessing", "save", "shards_from_tables",
-    "table_model", "vgg",
+    "FOLA", "METHODS", "PVI", "BNFed", "Classification", "DataConfig", "Ditto", "Diverged", "FedAvg", "FedAvgFT",
+    "FedBE", "FedEP", "FedIvon", "FedPA", "FedPer", "FedPop", "FedProx", "FedRep", "FedSEP", "Federation",
+    "HeurFedAMP", "Hierarchical", "Local", "Method", "Model", "Net", "PFedBayes", "PFedGP", "PFedMe", "PFedVEM",
+    "PerFedAvg", "Plan", "Pooled", "Preprocessing", "Regression", "Shards", "Training", "UserError", "WithNoise",
+    "cnn", "join", "load", "load_shards", "mlp", "open_client", "read_inputs", "read_preprocessing", "save",
+    "shards_from_tables", "table_model", "vgg",
 ]  # fmt: skip
 
 _HOME = {
@@ -56,6 +65,7 @@ _HOME = {
     "methods": (
         "METHODS", "Method", "PFedBayes", "FedAvg", "FedProx", "BNFed", "PerFedAvg", "PFedMe", "HeurFedAMP",
         "Hierarchical", "PFedGP", "Local", "Pooled", "FedAvgFT", "Ditto", "FedPer", "FedRep",
+        "PVI", "FedEP", "FedSEP", "FedIvon", "PFedVEM", "FedPA", "FOLA", "FedBE", "FedPop",
     ),
     "nets": ("Model", "Net", "WithNoise", "cnn", "mlp", "vgg"),
     "runs.experiment": ("table_model",),

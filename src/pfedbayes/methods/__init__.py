@@ -3,11 +3,17 @@
 from pfedbayes.methods.base import Method
 from pfedbayes.methods.bnfed import BNFed
 from pfedbayes.methods.ditto import Ditto
+from pfedbayes.methods.factors import PVI, FedEP, FedSEP
 from pfedbayes.methods.fedavg import FedAvg
 from pfedbayes.methods.fedavg_ft import FedAvgFT
+from pfedbayes.methods.fedbe import FedBE
+from pfedbayes.methods.fedivon import FedIvon
+from pfedbayes.methods.fedpa import FedPA
 from pfedbayes.methods.fedper import FedPer
+from pfedbayes.methods.fedpop import FedPop
 from pfedbayes.methods.fedprox import FedProx
 from pfedbayes.methods.fedrep import FedRep
+from pfedbayes.methods.fola import FOLA
 from pfedbayes.methods.heurfedamp import HeurFedAMP
 from pfedbayes.methods.hierarchical import Hierarchical
 from pfedbayes.methods.local import Local
@@ -15,11 +21,21 @@ from pfedbayes.methods.perfedavg import PerFedAvg
 from pfedbayes.methods.pfedbayes import PFedBayes
 from pfedbayes.methods.pfedgp import PFedGP
 from pfedbayes.methods.pfedme import PFedMe
+from pfedbayes.methods.pfedvem import PFedVEM
 from pfedbayes.methods.pooled import Pooled
 
 METHODS: dict[str, type[Method]] = {
     "pfedbayes": PFedBayes,
     "hierarchical": Hierarchical,
+    "pvi": PVI,
+    "fedep": FedEP,
+    "fedsep": FedSEP,
+    "fedivon": FedIvon,
+    "pfedvem": PFedVEM,
+    "fedpa": FedPA,
+    "fola": FOLA,
+    "fedbe": FedBE,
+    "fedpop": FedPop,
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "bnfed": BNFed,
@@ -36,6 +52,7 @@ METHODS: dict[str, type[Method]] = {
 }
 
 __all__ = [
-    "METHODS", "BNFed", "Ditto", "FedAvg", "FedAvgFT", "FedPer", "FedProx", "FedRep", "HeurFedAMP", "Hierarchical",
-    "Local", "Method", "PFedBayes", "PFedGP", "PFedMe", "PerFedAvg", "Pooled",
+    "FOLA", "METHODS", "PVI", "BNFed", "Ditto", "FedAvg", "FedAvgFT", "FedBE", "FedEP", "FedIvon", "FedPA", "FedPer",
+    "FedPop", "FedProx", "FedRep", "FedSEP", "HeurFedAMP", "Hierarchical", "Local", "Method", "PFedBayes", "PFedGP",
+    "PFedMe", "PFedVEM", "PerFedAvg", "Pooled",
 ]  # fmt: skip
