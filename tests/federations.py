@@ -185,7 +185,12 @@ def stacked_inputs(method: Method, filler: float = 0.0, shards: Shards | None = 
     for parts in zip(*each, strict=True):
         width = max(len(batches[0].weight) for batches, _ in parts)
         padded = [tuple(_pad(batch, width, filler) for batch in batches) for batches, _ in parts]
-        steps.append((stack(padded), torch.stack([noise for _, noise in parts])))
+        noises = [noise for _, noise in parts]
+        if method.noise_shape(model, 1) != method.noise_shape(model, 2):  # each example has its own
+            noises = [
+                nn.functional.pad(noise, [0, 0] * (noise.dim() - 1) + [0, width - len(noise)]) for noise in noises
+            ]
+        steps.append((stack(padded), torch.stack(noises)))
     return Inputs(client, received, shard, steps)
 
 

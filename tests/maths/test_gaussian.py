@@ -6,14 +6,19 @@ from torch.distributions import Normal, kl_divergence
 from torch.testing import assert_close
 
 from pfedbayes.maths.gaussian import (
+    MeanField,
     barycentre,
+    clip_precision,
+    from_natural,
     gaussian,
     grad_in_rho,
     grad_of_variance,
     kl,
     kl_grad_q,
+    kl_grad_to_cavity,
     kl_grad_w,
     mean_field,
+    natural,
     rho_of,
     sample,
     sampled,
@@ -186,3 +191,39 @@ class TestBarycentre:
     def test_equal_gaussians_are_their_own_barycentre(self):
         same = self.v[:1].expand(3, -1, -1)
         assert_close(barycentre(same, self.weights[:3]), self.v[0])
+
+
+class TestNaturalParameters:
+    q, p = MeanField(draw(5, seed=71), draw(5, seed=72).exp()), MeanField(draw(5, seed=73), draw(5, seed=74).exp())
+
+    def test_there_and_back(self):
+        assert_close(from_natural(natural(self.q)), self.q)
+        assert_close(natural(self.q)[1], self.q.sigma.pow(-2))
+
+    def test_a_product_of_densities_is_the_sum_of_parameters(self):
+        product, x = from_natural(natural(self.q) + natural(self.p)), draw(40, 5, seed=75)
+
+        def log_density(each):
+            return torch.distributions.Normal(each.mu, each.sigma).log_prob(x)
+
+        gap = log_density(self.q) + log_density(self.p) - log_density(product)
+        assert_close(gap, gap[:1].expand_as(gap))  # the normaliser, for each weight
+
+    def test_precisions_are_clipped_with_their_means(self):
+        factor = torch.tensor([[1.0, 2.0, 3.0], [0.5, -1.0, 0.0]])
+        assert_close(clip_precision(factor), torch.tensor([[1.0, 0.0, 0.0], [0.5, 1e-6, 1e-6]]))
+
+    def test_gradient_of_the_divergence_from_a_cavity(self):
+        factor = 0.3 * natural(MeanField(draw(5, seed=76), self.p.sigma))
+        cavity = from_natural(natural(self.p) - factor)
+        found, expected = kl_grad_to_cavity(self.q, self.p, factor), kl_grad_q(self.q, cavity)
+        assert_close(found, expected)
+        alone = kl_grad_to_cavity(self.p, self.p, torch.zeros(2, 5).double())
+        assert not any(part.any() for part in alone)
+
+    def test_an_improper_cavity_has_a_gradient_too(self):
+        factor = torch.stack([draw(5, seed=77), self.p.sigma.pow(-2) + 1])
+        mu, sigma = (part.clone().requires_grad_() for part in self.q)
+        eta, precision = natural(self.p) - factor
+        (precision * (mu.square() + sigma.square()) / 2 - eta * mu - sigma.log()).sum().backward()
+        assert_close(kl_grad_to_cavity(self.q, self.p, factor), MeanField(mu.grad, sigma.grad))

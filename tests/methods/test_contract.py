@@ -166,7 +166,7 @@ def test_functions_are_pure(method):
     old_server, old_upload = copy(server), copy(upload)
     merged = [method.aggregate(server, upload, sizes, ids) for _ in range(2)]
     assert same_bits(*merged)
-    left = method.leave(server, 1)
+    left = method.leave(server, 1, pick(first[0], 1))
     assert [leaf.shape for leaf in leaves(left)] == [leaf.shape for leaf in leaves(server)]
     assert same_bits((server, upload), (old_server, old_upload))
 

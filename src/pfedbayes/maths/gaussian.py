@@ -89,6 +89,38 @@ def kl_grad_w(q: Moments, w: Moments) -> MeanField:
     return MeanField(difference.mul_(inverse), spread.mul_(inverse))
 
 
+def natural(q: Moments) -> Tensor:
+    """Return the natural parameters (eta, lambda) = (mu / sigma^2, 1 / sigma^2), (..., 2, T).
+
+    The natural parameters of a product of Gaussians are the sums of theirs, and those of a quotient the differences. A
+    *factor* of a product is a pair (eta, lambda) whose lambda may be 0 or negative.
+    """
+    precision = q.sigma.pow(-2)
+    return torch.stack([precision * q.mu, precision], dim=-2)
+
+
+def from_natural(parameters: Tensor) -> MeanField:
+    """Return the Gaussian with natural parameters (eta, lambda), (..., 2, T), where lambda is positive."""
+    eta, precision = parameters.unbind(-2)
+    return MeanField(eta / precision, precision.rsqrt())
+
+
+def clip_precision(factor: Tensor, least: float = 1e-6) -> Tensor:
+    """Replace the entries of a factor (..., 2, T) with lambda < `least` by those of N(0, 1 / least)."""
+    eta, precision = factor.unbind(-2)
+    return torch.stack([torch.where(precision < least, 0.0, eta), precision.clamp(min=least)], dim=-2)
+
+
+def kl_grad_to_cavity(q: Moments, p: Moments, factor: Tensor) -> MeanField:
+    """Return the gradient of KL(q || p / factor) in the means and standard deviations of q.
+
+    factor: natural parameters (..., 2, T). The cavity p / factor need not be a distribution: its normaliser does not
+    depend on q. Without a factor the gradient is exactly zero at q = p, see `kl_grad_q`.
+    """
+    grad, (eta, precision) = kl_grad_q(q, p), factor.unbind(-2)
+    return MeanField(grad.mu - (precision * q.mu - eta), grad.sigma - precision * q.sigma)
+
+
 def barycentre(v: Tensor, weights: Tensor) -> Tensor:
     """Return the Gaussian w (2, T) that minimises sum_i weights_i KL(v_i || w), Lemma A.2, for v (N, 2, T).
 

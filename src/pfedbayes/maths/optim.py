@@ -121,6 +121,61 @@ def adam_of(
     return tuple(moved), Adam(tuple(means), tuple(squares), mean_weight, square_weight)
 
 
+class Ivon(NamedTuple):
+    """The state of IVON: a Gaussian N(m, 1 / (lambda (h + delta))) over the weights, and a running mean gradient."""
+
+    mean: Tensor
+    """m (T,)."""
+    hessian: Tensor
+    """h (T,), the running diagonal Hessian of the mean loss."""
+    gradient: Tensor
+    """Running mean of the gradient."""
+    weight: Tensor
+    """Total weight 1 - beta1^t in `gradient`."""
+
+
+def ivon_init(mean: Tensor, hessian: Tensor) -> Ivon:
+    """Return the state of IVON before the first step."""
+    return Ivon(mean, hessian, torch.zeros_like(mean), mean.new_zeros(()))
+
+
+def ivon_hessian(hessian: Tensor, estimate: Tensor, delta: Tensor | float, beta2: float) -> Tensor:
+    """Return h + (1 - beta2) (hhat - h) + (1/2) (1 - beta2)^2 (h - hhat)^2 / (h + delta).
+
+    With x = (1 - beta2) (hhat - h) / (h + delta), h + delta is multiplied by 1 + x + x^2/2 >= 1/2. So h + delta stays
+    positive for any estimate hhat; h itself may become negative.
+    """
+    change = (1 - beta2) * (estimate - hessian)
+    return hessian + change + 0.5 * change.square() / (hessian + delta)
+
+
+def ivon(
+    state: Ivon,
+    grad: Tensor,
+    estimate: Tensor,
+    rate: float,
+    delta: Tensor | float,
+    centre: Tensor | float = 0.0,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    first: float = 1.0,
+    clip: float | None = None,
+) -> Ivon:
+    """Take one step of IVON (Shen et al. 2024) on the mean loss, under the prior N(centre, 1 / (lambda delta)).
+
+    grad and estimate: means over draws theta ~ N(m, sigma^2) of the gradient, and of gradient * (theta - m) / sigma^2,
+    which estimates the diagonal Hessian. first: h0 + delta0; the rate is rate * first, so that the first step is one of
+    SGD. clip: largest magnitude of the preconditioned gradient.
+    """
+    gradient = beta1 * state.gradient + (1 - beta1) * grad
+    weight = beta1 * state.weight + (1 - beta1)
+    hessian = ivon_hessian(state.hessian, estimate, delta, beta2)
+    direction = (gradient / weight + delta * (state.mean - centre)) / (hessian + delta)
+    if clip is not None:
+        direction = direction.clamp(-clip, clip)
+    return Ivon(state.mean - rate * first * direction, hessian, gradient, weight)
+
+
 def _adam_in_place(
     thetas: list[Tensor],
     grads: list[Tensor],

@@ -82,5 +82,9 @@ def finite_rows(*trees: Tree) -> Tensor:
 
     The test is on sums, which read the memory once: a sum is finite only if its terms are.
     """
-    flags = [leaf.reshape(len(leaf), -1).sum(1).isfinite() for leaf in leaves(trees) if leaf.is_floating_point()]
+    flags = [
+        leaf.reshape(len(leaf), leaf.shape[1:].numel()).sum(1).isfinite()
+        for leaf in leaves(trees)
+        if leaf.is_floating_point()
+    ]
     return torch.stack(flags).all(0)

@@ -203,8 +203,11 @@ class Method:
         """Return the next server state from the uploads (n, ...) of the clients (n,) with `sizes` (n,) examples."""
         return weighted_mean(uploads, sizes)
 
-    def leave(self, server: State, client: int) -> State:
-        """Return the server state without a client's contribution. Default: the state, which forgets nothing."""
+    def leave(self, server: State, client: int, kept: State) -> State:
+        """Return the server state without a client's contribution. Default: the state, which forgets nothing.
+
+        kept: the client's own state, which it sends when it leaves.
+        """
         return server
 
     def check_upload(self, server: State, upload: State, limits: Limits) -> str | None:

@@ -113,3 +113,19 @@ class Model(NamedTuple):
     def grad_loss(self, theta: Tensor, batch: Batch) -> Tensor:
         """Return grad CE(theta; B), the gradient of the mean of `nll` over the examples of the batch."""
         return self.grad_nll(theta, batch) / batch.size
+
+    def grad_sampled_nll(self, mean: Tensor, sigma: Tensor, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients in mean and sigma (T,) of the mean of `nll` over theta_k = mean + sigma g_k.
+
+        noise: standard normal g (K, T).
+        """
+        grads = torch.stack([self.grad_nll(torch.addcmul(mean, sigma, g), batch) for g in noise])
+        return grads.mean(0), (grads * noise).mean(0)
+
+    def fisher(self, theta: Tensor, batch: Batch, noise: Tensor) -> Tensor:
+        """Return an unbiased estimate of the mean over the batch of the squared gradient of an example's nll (T,).
+
+        This is the diagonal of the empirical Fisher information. Independent factors of mean 0 and variance 1, noise
+        (b,), make the products of different examples cancel on average, so that one gradient is enough.
+        """
+        return self.grad_nll(theta, batch._replace(weight=batch.weight * noise)).square() / batch.size
