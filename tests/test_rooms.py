@@ -34,8 +34,8 @@ PLACE = {name: (level, k) for level, layer in enumerate(LAYERS) for k, part in e
 ENTRANCES = {"__init__", "__main__"}  # they hand names on and hold no code of their own
 # What a method may use: nothing that reads or writes.
 FOR_METHODS = {
-    "__future__", "collections", "contextlib", "copy", "dataclasses", "enum", "functools", "itertools", "math", "typing",
-    "warnings", "numpy", "scipy", "torch",
+    "__future__", "collections", "contextlib", "copy", "dataclasses", "enum", "functools", "itertools", "math",
+    "typing", "warnings", "numpy", "scipy", "torch",
 }  # fmt: skip
 
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}

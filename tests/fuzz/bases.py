@@ -222,6 +222,8 @@ def _uses() -> None:
     _call("export", "table", "--client", "north", "-o", "north.safetensors")
     _call("export", "regression", "--shared", "-o", "shared.safetensors")
     _call("export", "arrays", "--client", "1", "-o", "arrays.safetensors")
+    _call("export", "times", "--client", "north", "-o", "times.safetensors")
+    _call("export", "ordinal", "--client", "north", "-o", "ordinal.safetensors")
     _call("export", "image-run", "--client", "north", "-o", "images.safetensors")
     _call("personalize", "table", "--data", "east.csv", "--steps", "2")
     _call("certify", "table", "--steps", "1", "--draws", "2")

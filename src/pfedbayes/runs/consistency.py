@@ -31,6 +31,8 @@ def require_info(info: RunInfo) -> None:
     if min(*info.train_sizes, *info.test_sizes, info.num_params, *(label for one in info.labels or () for label in one),
            info.num_clients or 0) < 0:  # fmt: skip
         raise ValueError("a size or a label is negative")
+    if info.class_names and any(label >= len(info.class_names) for one in info.labels or () for label in one):
+        raise ValueError("a label has no class name")
     if info.task not in METRICS:
         raise ValueError(f"task is {info.task!r:.40}")
     if info.federation is not None and not isinstance(info.federation.settings.get("federation.privacy_delta"), float):
@@ -39,7 +41,6 @@ def require_info(info: RunInfo) -> None:
 
 def require_rounds(info: RunInfo, rounds: Sequence[RoundRecord]) -> None:
     """Compare the scores of a log with the seeds and clients of its run."""
-    seeds, clients = len(info.seeds), len(info.clients)
     before = -1
     for record in rounds:
         if not before < record.round or not math.isfinite(record.seconds):
@@ -48,8 +49,13 @@ def require_rounds(info: RunInfo, rounds: Sequence[RoundRecord]) -> None:
         for model in MODELS:
             for metrics in record.scores(model).values():
                 tables = metrics.values()
-                if not tables or any(len(table) != seeds or set(map(len, table)) != {clients} for table in tables):
+                if not tables or not all(_fits(info, table) for table in tables):
                     raise ValueError(f"the {model} scores of round {record.round} do not fit the seeds and clients")
+
+
+def _fits(info: RunInfo, table: Sequence[Sequence[float | None]]) -> bool:
+    """Return whether scores [seed][client] have an entry for each."""
+    return len(table) == len(info.seeds) and set(map(len, table)) == {len(info.clients)}
 
 
 def require_summary(info: RunInfo, summary: Summary) -> None:
@@ -64,6 +70,8 @@ def require_summary(info: RunInfo, summary: Summary) -> None:
         raise ValueError("the lists of a curve have different lengths")
     if {*summary.reliability, *summary.risk_coverage, *(survival.predicted if survival else ())} - set(MODELS):
         raise ValueError("it has a curve of an unknown model")
+    if not all(_fits(info, table) for table in summary.gated.values()):
+        raise ValueError("the gated scores do not fit the seeds and clients")
     facts = summary.clients
     for values in (facts.distance, facts.rarest_label) if facts else ():
         if values is not None and len(values) != len(info.clients):

@@ -10,7 +10,8 @@ from ..trials import Command, Trial, Workshop
 from ..values import TEXTS, some
 
 FILES = {"north.safetensors": "new.csv", "shared.safetensors": "new.csv", "arrays.safetensors": "new.npz",
-         "images.safetensors": "new.png"}  # fmt: skip
+         "images.safetensors": "new.png", "times.safetensors": "new-times.csv",
+         "ordinal.safetensors": "new.csv"}  # fmt: skip
 
 
 def export(shop: Workshop) -> Trial:

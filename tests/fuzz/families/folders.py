@@ -7,7 +7,20 @@ from pathlib import Path
 from ..damage import change, split_tensors, tensors_file, toml
 from ..trials import Command, Trial, Workshop
 
-RUNS = ["table", "table", "unfinished", "unfinished", "resting", "regression", "blobs", "saved", "federation/run"]
+RUNS = [
+    "table",
+    "table",
+    "unfinished",
+    "unfinished",
+    "resting",
+    "regression",
+    "blobs",
+    "saved",
+    "federation/run",
+    "times",
+    "times",
+    "ordinal",
+]
 
 
 def uses(shop: Workshop, run: Path, name: str) -> list[Command]:
@@ -16,7 +29,7 @@ def uses(shop: Workshop, run: Path, name: str) -> list[Command]:
     own = name in ("table", "resting", "unfinished")
     clients = {"blobs": "client 0", "saved": "client 0"}
     client = ["--client", rng.choice(["north", "east"]) if name == "table" else clients.get(name, "south")]
-    rows = ["--input", str(shop.bases.path("new.csv"))]
+    rows = ["--input", str(shop.bases.path("new-times.csv" if name == "times" else "new.csv"))]
     folder = str(run)
     options: list[list[Command]] = [
         [["report", folder]],

@@ -9,6 +9,7 @@ MODELS = {
     "regression": ["new.csv", "--client", "west"], "times": ["new-times.csv", "--client", "north"],
     "arrays": ["new.npz", "--client", "1"], "image-run": ["new.png", "--client", "north"],
     "blobs": ["blobs.csv", "--client", "client 0"], "north.safetensors": ["new.csv"],
+    "times.safetensors": ["new-times.csv"], "ordinal.safetensors": ["new.csv"],
     "table/newcomers/east.safetensors": ["new.csv"],
 }  # fmt: skip
 WORDS = {
