@@ -13,6 +13,7 @@ from pfedbayes.report import write
 from pfedbayes.runs.execute import execute
 from pfedbayes.runs.experiment import build_federation, read_experiment
 from pfedbayes.serving import open_client
+from pfedbayes.serving.export import export
 
 HELD_OUT = [*BLOBS, "data.validation=0.25", "evaluation.samples=4"]
 
@@ -40,6 +41,8 @@ def test_runs_come_back_and_serve_their_draws(tmp_path, method, posterior):
         assert len(outputs) == (2 if posterior == "ensemble" else 6)
         assert float(outputs.std(0).min()) > 0
         assert torch.equal(outputs, trained_model(back, which, 1).outputs(6)(x))
+    with pytest.raises(UserError, match="is more than the weights of a network: predict with the run folder"):
+        export(client, tmp_path / "client.safetensors")
     assert "ne network, without sampling" not in write([folder], tmp_path / "report.html").read_text()
 
 
