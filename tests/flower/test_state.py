@@ -364,3 +364,12 @@ def test_a_node_predicts_with_what_it_has_learnt(tmp_path):
         load_node(tmp_path, own_data(2), model_for)
     with pytest.raises(UserError, match="made on Flower"):
         load(tmp_path / "run")
+
+
+def test_a_tied_client_goes_back_to_the_last_round_that_the_server_has_used(tmp_path):
+    folder = StateFolder(tmp_path)
+    for round in (2, 4):
+        folder.write(generation(round, round - 2))
+    assert folder.start_of(5, last=2).round == 4
+    assert folder.start_of(5, last=2, tied=True).round == 2
+    assert folder.start_of(5, last=4, tied=True).round == 4

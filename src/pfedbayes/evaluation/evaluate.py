@@ -123,7 +123,7 @@ def predict_blocks(
     As far as memory allows, the number of calls depends on the number of different test set sizes and not on the number
     of clients and seeds.
     """
-    known = estimator_names(spec.samples)
+    known = (*estimator_names(spec.samples), *[ENSEMBLE] * isinstance(federation.method, Ensemble))
     if unknown := [name for name in spec.wanted if name not in known]:
         raise UserError(f"there is no estimator {unknown[0]!r}: choose among {', '.join(known)}")
     num_seeds = len(federation.seeds)

@@ -36,8 +36,8 @@ def curvature(structure: Structure, phi: Tensor, hessian: Tensor) -> Tree:
         return torch.einsum("ncc,nd->cd", hessian, phi.square())
     if structure == "kronecker":
         return hessian.sum(0), phi.mT @ phi, phi.new_ones(len(phi)).sum()
-    products = torch.einsum("nab,nd->abdn", hessian, phi) @ phi
-    return products.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+    rows = [torch.einsum("nb,nd->dbn", of_output, phi) @ phi for of_output in hessian.unbind(1)]
+    return torch.stack(rows).flatten(2, 3).flatten(0, 1)
 
 
 def spectrum(structure: Structure, summed: Tree, outputs: int) -> Spectrum:

@@ -7,7 +7,7 @@ A method is a frozen dataclass. Its fields are its hyper-parameters; constraints
   does where a config says nothing).
 - Server: `init`, `download`, `aggregate`, `leave`; `check_upload` where clients are not trusted.
 - Client, in the order in which a round calls them: `enrol`, `begin`, `noise_shape`, `step`, `end`.
-- Prediction: `prepare`, `adapt`, `views`, `posterior`, `predict`.
+- Prediction: `prepare`, `adapt`, `views`, `drawn`, `posterior`, `predict`.
 
 The defaults are FedAvg's: the server's state is one tensor w, every client receives it, clients remember nothing, and
 the server averages the uploads with weights proportional to the clients' numbers of examples.
@@ -21,7 +21,8 @@ Where to find what is not an argument:
   has `model.net.head_size` parameters.
 - The round number: count rounds in the client's state.
 - A mask of the last layer outside `step` and `adapt`, which receive the model: build it in `init` from `net`.
-- Noise that is not standard normal of shape (..., T): transform or slice the normal numbers of `noise_shape`.
+- Noise that is not standard normal of shape (..., T): transform or slice the normal numbers of `noise_shape` or, in
+  prediction, of `drawn`.
 - Several initial networks: derive them in `init` from theta with a generator of a fixed seed.
 - A client state that must match the server's, as in PVI or SCAFFOLD: set `needs.tied`.
 - The end of a client's membership: `leave` removes its contribution from the server's state.

@@ -60,7 +60,8 @@ class Scaffold(Method):
     """Controls follow option II of the paper: c_i <- c_i - c + (x - y) / (R eta).
 
     This is the mean of the gradients of the round, which is how it is computed here: the difference x - y would lose
-    digits. The server uses plain means, without the clients' numbers of examples.
+    digits. The server uses plain means, without the clients' numbers of examples. On Flower, robust rules shorten
+    uploads, so c is close to the mean of the c_i and no longer equal to it.
     """
 
     eta: NonNegative[float] = 0.01

@@ -32,13 +32,18 @@ def check_posterior(method: Method, evaluation: Evaluation, data: DataConfig) ->
         return
     if about.stochastic:
         raise UserError(f"{about.title} draws its weights itself: leave {PLACE} out")
+    if chosen != "ensemble" and method.needs.keeps_examples:
+        raise UserError(
+            f"{about.title} has models that are more than the weights of a network: set {PLACE}=ensemble, or leave it "
+            "out"
+        )
     if chosen == "swag" and about.personal and type(method).prepare is not Method.prepare:
         raise UserError(
             f"{about.title} makes its personal models when they predict, so SWAG finds none to collect: set "
             f"{PLACE}=laplace or ensemble"
         )
-    if chosen == "swag" and method.needs.loop:
-        raise UserError(f"the models of {about.title} change their size during training: leave {PLACE} out")
+    if chosen != "ensemble" and method.needs.eager:
+        raise UserError(f"the networks of {about.title} change their size during training: set {PLACE}=ensemble")
     if chosen == "laplace" and evaluation.precision == "validation" and not (data.validation or data.split_column):
         raise UserError(
             "evaluation.precision is 'validation' but data.validation is 0: hold out a fraction of the training data"

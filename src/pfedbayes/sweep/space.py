@@ -71,6 +71,12 @@ SPACES: dict[str, Space] = {
     "ditto": {"eta": _RATE, "eta_personal": _RATE, "prox": Range(0.01, 10.0)},
     "fedper": {"eta": _RATE},
     "fedrep": {"eta": _RATE},
+    "scaffold": {"eta": _RATE, "eta_global": Range(0.5, 2.0)},
+    "apfl": {"eta": _RATE, "eta_personal": _RATE},
+    "fedbabu": {"eta": _RATE, "eta_personal": _RATE},
+    "fedrod": {"eta": _RATE, "eta_personal": _RATE},
+    "knnper": {"eta": _RATE, "scale": Range(0.1, 10.0)},
+    "fedala": {"eta": _RATE, "eta_mixing": Range(0.1, 10.0)},
     "local": {"eta": _RATE},
     "pooled": {"eta": _RATE},
 }  # fmt: skip
