@@ -64,13 +64,11 @@ class TrainedModel:
 
     @property
     def weights(self) -> Weights | None:
-        """The posterior over the weights; None if the model is more than the weights of a network."""
-        q = self.method.posterior(self.state)
-        if q is None:
+        """The posterior over the weights; None if the model is more than a Gaussian or the weights of a network."""
+        q, about = self.method.posterior(self.state), self.method.about
+        if q is None or (about.stochastic and not about.gaussian):
             return None
-        if self.method.about.gaussian:
-            return Weights(self.model, q.mu, q.sigma, self.seed)
-        return Weights(self.model, q.mu, None, 0)
+        return Weights(self.model, q.mu, q.sigma, self.seed) if about.gaussian else Weights(self.model, q.mu, None, 0)
 
     def outputs(self, samples: int) -> OutputFunction:
         """Return the output function, with `samples` weight draws if the method has a distribution over weights."""
@@ -78,7 +76,11 @@ class TrainedModel:
         if weights is not None:
             return weights.outputs(samples)
         like = next(leaf for leaf in leaves(self.state) if leaf.is_floating_point())
-        predict = partial(self.method.predict, self.model, self.state, noise=None)
+        noise = None
+        if self.method.about.stochastic:
+            shape = (samples, self.model.net.num_params)
+            noise = normal(shape, self.seed, like.dtype, torch.device("cpu")).to(like.device)
+        predict = partial(self.method.predict, self.model, self.state, noise=noise)
         return partial(_in_passes, predict, self.model, like)
 
 
