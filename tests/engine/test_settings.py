@@ -18,7 +18,8 @@ EXTENDED = {"eta_data": 0.01, "sigma_by_size": 0.3, "noise_std": 0.9}
 
 
 def numbers(method):
-    return [each.name for each in dataclasses.fields(method) if isinstance(getattr(method, each.name), float)]
+    values = {each.name: getattr(method, each.name) for each in dataclasses.fields(method)}
+    return [name for name, value in values.items() if isinstance(value, float) and name not in ("beta1", "beta2")]
 
 
 def settings_of(method, factors=(1.0, 1.1, 0.8)):

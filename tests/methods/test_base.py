@@ -75,6 +75,8 @@ DEFAULTS = {
         "samples": 1,
         "beta": 1.0,
         "server": "average",
+        "hyper_weight": 4.0,
+        "hyper_sigma": None,
         "noise_std": 1.0,
         "personal_steps": 1,
         "reset_personal": False,

@@ -58,6 +58,36 @@ class TestServer:
     def test_barycentre_is_lemma_a2(self):
         assert_close(self.aggregate(server="barycentre"), barycentre(self.uploads, torch.ones(3, dtype=torch.float64)))
 
+    def test_the_hyper_prior_makes_it_a_posterior_mode(self):
+        s0, nu = 0.7, 3.0
+        merged = mean_field(self.aggregate(server="hyper-prior", hyper_sigma=s0, hyper_weight=nu))
+        clients = [mean_field(v) for v in self.uploads]
+
+        def loss(mean, variance):
+            """The negative log of likelihood times hyper-prior, where every weight has its own mean and variance."""
+            terms = [variance.log() / 2 + (q.sigma**2 + (q.mu - mean) ** 2) / (2 * variance) for q in clients]
+            return sum(terms) + nu * (variance.log() / 2 + s0**2 / (2 * variance))
+
+        best = loss(merged.mu, merged.sigma.square())
+        for shift, factor in [(0.01, 1.0), (-0.01, 1.0), (0.0, 1.02), (0.0, 0.98)]:
+            assert (loss(merged.mu + shift, merged.sigma.square() * factor) > best).all()
+
+    def test_lemma_a2_is_the_limit_of_the_hyper_prior(self):
+        lemma = self.aggregate(server="barycentre")
+        assert same_bits(self.aggregate(server="hyper-prior", hyper_weight=0.0), lemma)
+        assert_close(self.aggregate(server="hyper-prior", hyper_weight=1e-9), lemma, rtol=1e-7, atol=1e-7)
+        strong = self.aggregate(server="hyper-prior", hyper_weight=1e12, hyper_sigma=0.3)
+        assert_close(mean_field(strong).sigma, torch.full((6,), 0.3).double())
+
+    def test_the_hyper_prior_keeps_equal_and_certain_clients_from_collapsing(self):
+        certain = torch.stack([self.uploads[0][0], torch.full((6,), -30.0).double()]).expand(3, 2, 6)
+        for server, expected in (
+            ("barycentre", 0.0),
+            ("hyper-prior", (4 / 7) ** 0.5 * float(sigma(torch.tensor(-2.5)))),
+        ):
+            merged = PFedBayes(server=server).aggregate(self.server, certain, self.sizes, self.ids)
+            assert_close(sigma(merged[1]), torch.full((6,), expected).double(), rtol=1e-6, atol=1e-9)
+
     @pytest.mark.parametrize("server", ["average", "average-sigma", "barycentre"])
     def test_beta_zero_keeps_the_server_to_the_last_bit(self, server):
         assert same_bits(self.aggregate(beta=0.0, server=server), self.server)
@@ -68,7 +98,7 @@ class TestServer:
         merged = method.aggregate(self.server, upload, self.sizes[:1], self.ids[:1])
         assert_close(merged, upload[0], rtol=ROUNDING, atol=ROUNDING)
 
-    @pytest.mark.parametrize("server", ["average", "average-sigma", "barycentre"])
+    @pytest.mark.parametrize("server", ["average", "average-sigma", "barycentre", "hyper-prior"])
     def test_order_of_clients_does_not_matter(self, server):
         method, order = PFedBayes(server=server), [2, 0, 1]
         args = [self.uploads, self.sizes, self.ids]
@@ -322,6 +352,8 @@ def test_algorithm_1_with_other_hyper_parameters_has_no_extensions():
     ("field", "value"),
     [
         ("server", "barycentre"),
+        ("server", "hyper-prior"),
+        ("hyper_weight", 1.0),
         ("noise_std", 0.5),
         ("personal_steps", 2),
         ("reset_personal", True),

@@ -51,7 +51,7 @@ def test_the_spread_and_the_mean_maximise_the_expected_log_prior():
             other = spreads.clone()
             other[k] *= factor
             assert objective(RECEIVED.head, other) < best
-    uploads = Upload(torch.zeros(3, 2).double(), torch.stack([each.mean for each in clients]), spreads.pow(-2))
+    uploads = Upload(torch.zeros(3, 16).double(), torch.stack([each.mean for each in clients]), spreads.pow(-2))
     head = PFedVEM().aggregate(RECEIVED, uploads, torch.ones(3), torch.arange(3)).head
     best = objective(head, spreads)
     for k in range(20):
@@ -77,13 +77,13 @@ def test_the_spread_does_not_depend_on_the_order_of_weights():
 
 
 def test_few_data_leave_wide_heads_and_less_weight():
-    ours = trained(PFedVEM(eta_head=0.1), 25, shards=make_shards((200, 2), (5, 5)), training=WITH_FEW)
+    ours = trained(PFedVEM(eta_head=0.1), 10, shards=make_shards((200, 2), (5, 5)), training=WITH_FEW)
     many, few = (ours.personal_state(i) for i in range(2))
     assert sigma(few.rho).mean() > sigma(many.rho).mean()
     assert spread(few, ours.servers[0]) > spread(many, ours.servers[0])
 
 
-WITH_FEW = dataclasses.replace(TRAINING, participants=2, rounds=25, local_steps=20)
+WITH_FEW = dataclasses.replace(TRAINING, participants=2, rounds=10, local_steps=20)
 
 
 def test_turns_move_the_head_first_and_then_the_body():
@@ -99,13 +99,14 @@ def test_turns_move_the_head_first_and_then_the_body():
 
 def test_a_small_fixed_spread_ties_the_head_to_the_mean():
     narrow = CLIENT._replace(mean=RECEIVED.head, rho=rho_of(torch.full((H,), 1e-3).double()))
-    method, inputs = PFedVEM(eta_head=1e-6), one_of(stacked_inputs(PFedVEM()), 0)
+    method, inputs = PFedVEM(eta_head=1e-5), one_of(stacked_inputs(PFedVEM()), 0)
     received = inputs.received._replace(head=RECEIVED.head)
-    client, _ = client_round(method, model_for(method), narrow, received, inputs.shard, inputs.steps * 50)
-    free, _ = client_round(
-        method, model_for(method), CLIENT._replace(mean=RECEIVED.head), received, inputs.shard, inputs.steps * 50
-    )
-    assert (client.mean - RECEIVED.head).norm() < (free.mean - RECEIVED.head).norm()
+
+    def distance(client):
+        moved, _ = client_round(method, model_for(method), client, received, inputs.shard, inputs.steps * 10)
+        return (moved.mean - RECEIVED.head).norm()
+
+    assert distance(narrow) < distance(CLIENT._replace(mean=RECEIVED.head))
 
 
 def test_with_a_linear_head_the_optimum_is_the_ridge_posterior():

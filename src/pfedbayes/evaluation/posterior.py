@@ -66,13 +66,11 @@ class TrainedModel:
 
     @property
     def weights(self) -> Weights | None:
-        """The posterior over the weights; None if the model is more than the weights of a network."""
-        q = self.method.posterior(self.state)
-        if q is None or self.others:
+        """The posterior over the weights; None if the model is more than a Gaussian or the weights of a network."""
+        q, about = self.method.posterior(self.state), self.method.about
+        if q is None or self.others or (about.stochastic and not about.gaussian):
             return None
-        if self.method.about.gaussian:
-            return Weights(self.model, q.mu, q.sigma, self.seed)
-        return Weights(self.model, q.mu, None, 0)
+        return Weights(self.model, q.mu, q.sigma, self.seed) if about.gaussian else Weights(self.model, q.mu, None, 0)
 
     def outputs(self, samples: int) -> OutputFunction:
         """Return the output function, with `samples` weight draws if the method has a distribution over weights."""

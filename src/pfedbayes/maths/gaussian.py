@@ -121,15 +121,25 @@ def kl_grad_to_cavity(q: Moments, p: Moments, factor: Tensor) -> MeanField:
     return MeanField(grad.mu - (precision * q.mu - eta), grad.sigma - precision * q.sigma)
 
 
-def barycentre(v: Tensor, weights: Tensor) -> Tensor:
+def barycentre(v: Tensor, weights: Tensor, hyper_weight: float = 0.0, hyper_sigma: Tensor | float = 0.0) -> Tensor:
     """Return the Gaussian w (2, T) that minimises sum_i weights_i KL(v_i || w), Lemma A.2, for v (N, 2, T).
 
     Its mean is the mean of the means. Its variance is the mean variance plus the variance of the means.
+
+    With a normal-inverse-gamma hyper-prior, flat in the mean, w is the posterior mode. Its variance is then
+
+        (sum_i weights_i (sigma_i^2 + (mu_i - mean)^2) + nu s0^2) / (sum_i weights_i + nu)
+
+    for the weight nu = `hyper_weight` and the expected deviation s0 = `hyper_sigma`. Lemma A.2 maximises the
+    likelihood: it is the limit nu = 0.
     """
     mu, rho = v.unbind(-2)
-    share = (weights / weights.sum())[:, None]
+    total = weights.sum()
+    share = (weights / total)[:, None]
     mean = (share * mu).sum(0)
     variance = (share * (sigma(rho).square() + (mu - mean).square())).sum(0)
+    if hyper_weight:
+        variance = (total * variance + hyper_weight * hyper_sigma**2) / (total + hyper_weight)
     return torch.stack([mean, rho_of(variance.sqrt())])
 
 

@@ -97,4 +97,5 @@ def corrected_update(w: Tensor, samples: Tensor, drawn: Tensor, shrinkage: float
     k = (1 - r) / (count - 1).clamp(min=1)
     d = w - mean
     gram = k * (deviations @ deviations.T) + r * torch.eye(len(samples), dtype=w.dtype, device=w.device)
-    return (d - k * (deviations.T @ torch.linalg.solve(gram, deviations @ d))) / r
+    delta: Tensor = (d - k * (deviations.T @ torch.linalg.solve(gram, deviations @ d))) / r
+    return delta

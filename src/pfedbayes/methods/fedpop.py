@@ -55,7 +55,7 @@ class Local(NamedTuple):
     prior: Server
     total: Tensor
     squares: Tensor
-    count: Tensor
+    counted: Tensor
     steps: Tensor
     size: Tensor
 
@@ -141,13 +141,13 @@ class FedPop(Method):
             client=Client(sgd(body, grad[:cut], self.eta), moved, kept),
             total=local.total + counts * moved,
             squares=local.squares + counts * moved.square(),
-            count=local.count + counts,
+            counted=local.counted + counts,
             steps=local.steps + 1,
         )
 
     def end(self, local: Local) -> tuple[Client, Upload]:
         """Keep the chain; upload its moments, or where it is if the round ended before burn-in."""
-        some, count = local.count > 0, local.count.clamp(min=1)
+        some, count = local.counted > 0, local.counted.clamp(min=1)
         mean = torch.where(some, local.total / count, local.client.head)
         variance = torch.where(some, (local.squares / count - mean.square()).clamp(min=0), 0.0)
         return local.client, Upload(local.client.body, mean, variance)

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pfedbayes.constraints import Count, NonNegative
+from pfedbayes.constraints import Count, NonNegative, Positive
 from pfedbayes.maths.descent import MovingGaussian, descend, join_rows, split_rows
 from pfedbayes.maths.gaussian import (
     MeanField,
@@ -76,8 +76,13 @@ class PFedBayes(Method):
     """Server mixing."""
 
     # What follows changes Algorithm 1; the defaults do not.
-    server: Literal["average", "average-sigma", "barycentre"] = "average"
-    """What the server averages: (mu, rho) as in Algorithm 1, (mu, sigma), or the KL barycentre of Lemma A.2."""
+    server: Literal["average", "average-sigma", "barycentre", "hyper-prior"] = "average"
+    """What the server averages: (mu, rho) as in Algorithm 1, (mu, sigma), or the KL barycentre of Lemma A.2. With
+    "hyper-prior" it is that barycentre under a hyper-prior, which keeps the prior from collapsing onto the clients."""
+    hyper_weight: NonNegative[float] = 4.0
+    """Weight of the hyper-prior, as if so many more clients had shown exactly `hyper_sigma`; 0 is Lemma A.2."""
+    hyper_sigma: Positive[float] | None = None
+    """The standard deviation of the shared Gaussian that the hyper-prior expects; None for that of `rho0`."""
     noise_std: NonNegative[float] = 1.0
     """Standard deviation of the weight noise g."""
     personal_steps: Count = 1
@@ -139,6 +144,9 @@ class PFedBayes(Method):
                 mean = torch.stack([weighted_mean(mu, equal), rho_of(weighted_mean(sigma(rho), equal))])
             case "barycentre":
                 mean = barycentre(uploads, equal.to(uploads.dtype))
+            case "hyper-prior":
+                expected = sigma(server.new_tensor(self.rho0)) if self.hyper_sigma is None else self.hyper_sigma
+                mean = barycentre(uploads, equal.to(uploads.dtype), self.hyper_weight, expected)
         return torch.lerp(server, mean, self.beta)
 
     def enrol(self, received: Tensor) -> Client:

@@ -112,7 +112,7 @@ class PFedVEM(Method):
     # Client
 
     def enrol(self, received: Server) -> Client:
-        return Client(received.body, received.head, torch.full_like(received.head, self.rho0))
+        return Client(received.body, received.head, torch.zeros_like(received.head) + self.rho0)
 
     def begin(self, client: Client, received: Server, shard: Shard) -> Local:
         """Take the server's body, and set rho_i^2 = (sum sigma_i^2 + ||m_i - w||^2) / H (M-step)."""
@@ -141,20 +141,12 @@ class PFedVEM(Method):
             rho=grad_in_rho(grad_sigma, q.rho),
         )
         head_turn = local.steps % (self.head_steps + self.body_steps) < self.head_steps
-        turns, rates = Client(~head_turn, head_turn, head_turn), Client(self.eta, self.eta_head, self.eta_head)
-        velocity = Client(
-            *(
-                torch.where(turn, self.momentum * old + grad, old)
-                for turn, old, grad in zip(turns, local.velocity, grads, strict=True)
-            )
-        )
-        moved = Client(
-            *(
-                torch.where(turn, old - rate * speed, old)
-                for turn, old, rate, speed in zip(turns, q, rates, velocity, strict=True)
-            )
-        )
-        return local._replace(q=moved, velocity=velocity, steps=local.steps + 1)
+        turns, rates = (~head_turn, head_turn, head_turn), (self.eta, self.eta_head, self.eta_head)
+        parts = zip(turns, rates, q, local.velocity, grads, strict=True)
+        speeds = [torch.where(turn, self.momentum * old + grad, old) for turn, _, _, old, grad in parts]
+        moves = zip(turns, rates, q, speeds, strict=True)
+        moved = Client(*(torch.where(turn, old - rate * speed, old) for turn, rate, old, speed in moves))
+        return local._replace(q=moved, velocity=Client(*speeds), steps=local.steps + 1)
 
     def end(self, local: Local) -> tuple[Client, Upload]:
         """Keep the body and the Gaussian; upload body, m_i and 1 / rho_i^2, and not the widths."""

@@ -16,6 +16,8 @@ EXTENSIONS = {
     "method.eta_data": "the mean of w takes FedAvg's gradient step instead of the KL step of Eq. (28)",
     "method.sigma_by_size": "the first standard deviations of q shrink with the size of the training set",
     "method.server": "the server combines the clients by Lemma A.2 instead of averaging (μ, ρ)",
+    "method.hyper_weight": "the hyper-prior of the server's problem has another weight",
+    "method.hyper_sigma": "the hyper-prior of the server's problem expects another spread",
     "method.noise_std": "the weight noise g has another standard deviation than 1",
     "method.personal_steps": "several steps on q per step on w",
     "method.reset_personal": "q restarts every round at the received w",

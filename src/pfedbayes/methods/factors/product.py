@@ -40,7 +40,7 @@ class Received(NamedTuple):
 
 def prior_of(theta: Tensor, mean: float, sigma: float) -> Tensor:
     """Return the natural parameters (2, T) of the prior N(mean, sigma^2) of weights like theta (T,)."""
-    return natural(MeanField(torch.full_like(theta, mean), torch.full_like(theta, sigma)))
+    return natural(MeanField(torch.zeros_like(theta) + mean, torch.zeros_like(theta) + sigma))
 
 
 def first_product(prior: Tensor, theta: Tensor, rho0: float, num_clients: int) -> Product:
@@ -55,7 +55,7 @@ def send(product: Product, damping: float | None, clients: int) -> Received:
     precisions stay positive.
     """
     safe = torch.where(product.most > 0, 1 / product.most.clamp(min=1), product.share)
-    made = safe if damping is None else torch.full_like(safe, damping)
+    made = safe if damping is None else torch.zeros_like(safe) + damping
     received: Received = broadcast(Received(product.q, product.start, made), clients)
     return received
 
