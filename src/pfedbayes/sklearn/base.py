@@ -139,21 +139,24 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
             type(self).__name__, params, self.n_features_in_, None if names is None else names.tolist(),
             None if labels is None else Labels.of(labels),
         )  # fmt: skip
-        self._run.save(Path(folder))
-        write_saved(Path(folder), saved)
+        with as_value_error():
+            self._run.save(Path(folder))
+            write_saved(Path(folder), saved)
         return Path(folder)
 
     @classmethod
     def load(cls, folder: str | Path, trust_module: bool = False) -> Self:
         """Load a saved estimator. trust_module: whether to import the code that its folder names, if any."""
-        saved = read_saved(Path(folder), cls.__name__, cls._get_param_names(), trust_module)
+        with as_value_error():
+            saved = read_saved(Path(folder), cls.__name__, cls._get_param_names(), trust_module)
+            run = FittedRun.load(Path(folder), trust_module)
         model = cls(**saved.params)
         model.n_features_in_ = saved.n_features
         if saved.names is not None:
             model.feature_names_in_ = np.array(saved.names, dtype=object)
         if saved.labels is not None:
             model.classes_ = saved.labels.array
-        model._adopt(FittedRun.load(Path(folder), trust_module))
+        model._adopt(run)
         return model
 
     # What the two differ in
@@ -174,6 +177,8 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
         reset: whether X is of training rows. grouped: whether rows have groups.
         """
         if is_frame(X):
+            if len(set(X.columns)) < len(X.columns):
+                raise ValueError("two columns of X have the same name: rename one of them")
             validate_data(self, X, reset=reset, skip_check_array=True)
             if not len(X) or not len(X.columns):
                 raise ValueError(f"X has {len(X)} sample(s) and {len(X.columns)} feature(s): give at least one of each")

@@ -22,10 +22,7 @@ def columns_of(data: Any, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Return the columns of a data frame, or of an array (n, d), by these names."""
     if not is_frame(data):
         return {name: data[:, k] for k, name in enumerate(names)}
-    keys = list(data.columns)
-    if len(set(keys)) < len(keys):
-        raise ValueError("two columns of X have the same name: rename one of them")
-    return {name: np.asarray(data[key]) for name, key in zip(names, keys, strict=True)}
+    return {name: np.asarray(data[key]) for name, key in zip(names, data.columns, strict=True)}
 
 
 def categorical(data: Any, names: Sequence[str]) -> list[str]:
@@ -45,9 +42,9 @@ def framed(columns: Mapping[str, NDArray[Any]], like: Any) -> Any:
 
 
 def as_names(values: Iterable[Any]) -> Texts:
-    """Return the names (n,) of groups or labels, as a file with these values would spell them."""
+    """Return the names (n,) of groups or labels, as a file with these values would spell them; "" if one is missing."""
     listed = np.asarray(values).tolist() if hasattr(values, "dtype") else list(values)
-    spelled = {value: canonical(str(value).strip()) for value in set(listed)}
+    spelled = {value: "" if value is None else canonical(str(value).strip()) for value in set(listed)}
     return np.array([spelled[value] for value in listed], dtype=object)
 
 

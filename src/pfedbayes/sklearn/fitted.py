@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import weakref
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any
 
 from pfedbayes import runs
@@ -27,14 +28,10 @@ class FittedRun:
     """A run folder in a temporary folder, which goes with the object. A copy, or a pickle, carries its files."""
 
     def __init__(self, trusted: bool = False) -> None:
-        self._home = TemporaryDirectory(prefix="pfedbayes-")
+        self.folder = Path(mkdtemp(prefix="pfedbayes-"))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self._trusted = trusted
         self._clients: dict[str | None, Client] = {}
-
-    @property
-    def folder(self) -> Path:
-        """The run folder."""
-        return Path(self._home.name)
 
     @cached_property
     def preprocessing(self) -> Preprocessing:
