@@ -147,9 +147,9 @@ def test_a_newcomer_joins(table, rows, classifier):
     own = model.predict_proba(rows, ["west"] * len(rows))
     with pytest.warns(UserWarning, match="west"):
         assert abs(own - classifier.predict_proba(rows, ["west"] * len(rows))).max() > 0.01
-    again = pickle.loads(pickle.dumps(model))
+    again = pickle.loads(pickle.dumps(model))  # noqa: S301
     np.testing.assert_array_equal(again.predict_proba(rows, ["west"] * len(rows)), own)
-    with pytest.raises(ValueError, match="'west' is not new|already a client"):
+    with pytest.raises(ValueError, match="already a client"):
         classifier.join(rows, table["outcome"], "east")
     with pytest.raises(ValueError, match="not a known class"):
         model.join(rows, ["odd"] * len(rows), "moon")
@@ -266,7 +266,8 @@ def test_labels_come_back_as_they_were(labels):
     assert (model.classes_ == np.unique(y)).all()
     assert model.predict(x).dtype == y.dtype
     assert (model.predict(x) == y).mean() > 0.9
-    assert (pickle.loads(pickle.dumps(model)).predict(x) == model.predict(x)).all()
+    again = pickle.loads(pickle.dumps(model))  # noqa: S301
+    assert (again.predict(x) == model.predict(x)).all()
 
 
 def test_category_columns_of_numbers_are_categories(table):
@@ -295,7 +296,7 @@ def test_mistakes_are_value_errors_of_one_line(classifier, rows, table):
         (lambda: model.fit(pandas.concat([rows, rows], axis=1), table["outcome"]), "same name"),
         (lambda: clone(model).set_params(settings={"training.lokal_steps": 1}).fit(rows, table["outcome"]), "lokal"),
         (lambda: classifier.predict(rows[["age"]], table["hospital"]), "feature names"),
-        (lambda: classifier.predict(rows.assign(age="old"), table["hospital"]), "holds text"),
+        (lambda: classifier.predict(rows.assign(age="old"), table["hospital"]), "must hold numbers"),
     ]
     for call, message in wrong:
         with pytest.raises(ValueError, match=message) as caught:
