@@ -141,7 +141,8 @@ def _train(
     due = clock.seconds() + experiment.execution.checkpoint_seconds
     try:
         over = stopping is not None and stopping.is_over(federation.round)
-        for round in () if over else federation.rounds():
+        for trained in () if over else federation.rounds():
+            round = trained.round
             record = None
             if experiment.training.evaluates(round):
                 scores = federation.evaluate(**experiment.evaluation.after(round, experiment.training.rounds))
