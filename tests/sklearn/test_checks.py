@@ -15,7 +15,9 @@ EXPECTED = {
     },
     "PersonalizedRegressor": {},
 }
-QUICK = {"rounds": 1, "settings": {"evaluation.folds": 2, "evaluation.alone": False, "training.local_steps": 1}}
+CHEAP = {"evaluation.folds": 2, "evaluation.alone": False}
+QUICK = {"rounds": 1, "settings": CHEAP | {"training.local_steps": 1}}
+FEW_ROUNDS = {"rounds": 5, "settings": CHEAP}  # enough for the scores that the checks ask for
 # Those that find most mistakes in a few fits; the others are slow.
 FAST = {
     "check_estimator_cloneable", "check_estimator_repr", "check_no_attributes_set_in_init", "check_estimators_unfitted",
@@ -57,6 +59,6 @@ def test_fast_checks_of_scikit_learn(estimator, check):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("estimator", "check"), checks())
+@pytest.mark.parametrize(("estimator", "check"), checks(**FEW_ROUNDS))
 def test_all_checks_of_scikit_learn(estimator, check):
     run(estimator, check)
