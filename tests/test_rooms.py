@@ -25,7 +25,7 @@ LAYERS: list[list[set[str]]] = [
     [{"trust"}],
     [{"runs"}],
     [{"serving"}],
-    [{"flower"}, {"report", "sweep"}],
+    [{"flower"}, {"report", "sweep"}, {"sklearn"}],
     [{"paper"}],
     [{"cli"}],
 ]

@@ -27,7 +27,8 @@ from pfedbayes.data import Shards, load_shards
 from pfedbayes.maths.likelihoods import Likelihood, Regression
 from pfedbayes.maths.metrics import log_average, moments
 from pfedbayes.runs.execute import execute
-from pfedbayes.runs.experiment import Experiment, method_name, read_experiment
+from pfedbayes.runs.experiment import Experiment, read_experiment
+from pfedbayes.runs.naming import method_name
 from pfedbayes.serving.client import Client
 from pfedbayes.serving.open import open_all, open_client
 from pfedbayes.trust.calibration import DRAWS

@@ -3,7 +3,8 @@
 shards = pfedbayes.Shards.from_arrays(train=[(x1, y1), (x2, y2)], test=[...])
 model = pfedbayes.Model(pfedbayes.Net(my_module), pfedbayes.Classification())
 federation = pfedbayes.Federation(shards, model, pfedbayes.PFedBayes(zeta=1.0))
-for round in federation.rounds(100): ...
+for record in federation.rounds(100, evaluate="test"): ...
+pandas.DataFrame(records) takes the records of all rounds.
 """
 
 from importlib import import_module

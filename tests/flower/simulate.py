@@ -1,6 +1,10 @@
-"""All methods one after another in one simulation by Flower: `python simulate.py FOLDER`, a subfolder for each."""
+"""Methods one after another in one simulation by Flower, a subfolder for each: `python simulate.py FOLDER [METHOD…]`.
+
+Default: all methods of the package. A METHOD may be an import path.
+"""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -15,6 +19,7 @@ from pfedbayes.flower.messages import facts_of
 from pfedbayes.flower.server import serving
 from pfedbayes.flower.settings import from_run_config
 from pfedbayes.methods import METHODS
+from pfedbayes.runs.naming import make_imported
 
 NODES = 4
 CARRIED = [name for name in METHODS if not METHODS[name]().needs.pooled_data]
@@ -28,21 +33,29 @@ def four_of_five():
     )  # fmt: skip
 
 
+def import_code(method: str) -> None:
+    """Import the module of an import path, as an app does that uses it."""
+    if ":" in method:
+        import_module(method.partition(":")[0])
+
+
 def config_of(folder: Path, method: str) -> dict:
+    import_code(method)
     config = run_config(folder / method, method, federation__clients=NODES, federation__timeout=120.0)
-    if METHODS[method]().needs.all_clients:
+    if make_imported(method, {}).needs.all_clients:
         del config["training.participants"]
     return config | {"federation.wait": 60.0}
 
 
-def main(folder: Path) -> None:
-    configs = {method: config_of(folder, method) for method in CARRIED}
+def main(folder: Path, methods: list[str]) -> None:
+    configs = {method: config_of(folder, method) for method in methods}
     by_digest = {from_run_config(config).digest(): config for config in configs.values()}
     own = client_app(own_data, model_for)
     clients, server = ClientApp(), ServerApp()
 
     def handle(message: Message, context: Context) -> Message:
         config = by_digest[facts_of(message)["digest"]]
+        import_code(config["method.name"])
         return own(message, Context(context.run_id, context.node_id, context.node_config, context.state, config))
 
     def serve_all(grid: Grid, context: Context) -> None:
@@ -59,4 +72,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:] or CARRIED)

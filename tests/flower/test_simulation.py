@@ -11,6 +11,7 @@ from simulate import CARRIED, config_of, four_of_five
 from test_equality import assert_same_scores, by_engine
 
 from federations import difference
+from own_method import HALF
 from pfedbayes import runs
 from pfedbayes.maths.trees import fill
 
@@ -24,10 +25,8 @@ def short_folder():
         yield folder
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_simulation_of_four_nodes_equals_the_engine_for_all_methods(tmp_path, short_folder):
-    paths = [HERE, HERE.parent, HERE.parents[1] / "src"]
+def assert_a_simulation_equals_the_engine(tmp_path, short_folder, methods, modules=()):
+    paths = [HERE, HERE.parent, HERE.parents[1] / "src", *modules]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "RAY_TMPDIR": short_folder,
@@ -36,11 +35,11 @@ def test_a_simulation_of_four_nodes_equals_the_engine_for_all_methods(tmp_path, 
         "FLWR_HOME": str(tmp_path / "home"),
     }
     done = subprocess.run(
-        [sys.executable, str(HERE / "simulate.py"), str(tmp_path / "out")],
+        [sys.executable, str(HERE / "simulate.py"), str(tmp_path / "out"), *methods],
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    for method in CARRIED:
+    for method in methods:
         run = runs.read_run(tmp_path / "out" / method / "run")
         engine, scores = by_engine(config_of(tmp_path / "out", method), four_of_five())
         server = fill(engine.servers[0], runs.read_checkpoint(run.folder).tensors, "server.0")
@@ -48,3 +47,17 @@ def test_a_simulation_of_four_nodes_equals_the_engine_for_all_methods(tmp_path, 
         assert [record.round for record in run.rounds] == list(scores)
         for record in run.rounds:
             assert_same_scores(record, scores[record.round])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_simulation_of_four_nodes_equals_the_engine_for_all_methods(tmp_path, short_folder):
+    assert_a_simulation_equals_the_engine(tmp_path, short_folder, CARRIED)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_simulation_carries_a_method_of_the_users_own(tmp_path, short_folder, monkeypatch):
+    (tmp_path / "half_method.py").write_text(HALF)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert_a_simulation_equals_the_engine(tmp_path, short_folder, ["half_method:Half"], [tmp_path])

@@ -29,13 +29,12 @@ def test_ones_own_federation_is_kept_and_comes_back(tmp_path):
     pfedbayes.save(back, tmp_path / "mine")  # a newer state may take the place of an older one
 
 
-@dataclasses.dataclass(frozen=True)
-class Mine(FedAvg):
-    """A method that no config can name."""
+def test_a_method_that_no_config_can_name_cannot_be_saved(tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Mine(FedAvg):
+        pass
 
-
-def test_a_method_of_ones_own_cannot_be_saved(tmp_path):
-    with pytest.raises(UserError, match="Mine is no method of pfedbayes"):
+    with pytest.raises(UserError, match="Mine is defined in a script or a function"):
         pfedbayes.save(federation(Mine()), tmp_path / "mine")
     assert not (tmp_path / "mine").exists()
 

@@ -25,9 +25,7 @@ TrainingDevice = Annotated[str, typer.Option(help="auto, cpu or cuda. auto uses 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 TrustModule = Annotated[
     bool,
-    typer.Option(
-        "--trust-module", help="Import the code that the file or folder names for its network. It can do anything."
-    ),
+    typer.Option("--trust-module", help="Import the code that the file or folder names. It can do anything."),
 ]
 ExperimentFile = Annotated[
     Path | None,

@@ -15,15 +15,15 @@ from pfedbayes.errors import printable
 
 
 def methods() -> None:
-    """List the methods with their references, settings and defaults."""
-    from pfedbayes.methods import METHODS
+    """List the methods with their references, settings and defaults, those of installed plugins too."""
+    from pfedbayes.runs.naming import all_methods
 
     table = Table(show_lines=True)
     table.add_column("name", no_wrap=True)
     table.add_column("learns", ratio=3)
     table.add_column("models", no_wrap=True)
     table.add_column("settings (method.…) and defaults", ratio=4)
-    for name, method in METHODS.items():
+    for name, method in all_methods().items():
         settings = ", ".join(f"{field.name}={json.dumps(field.default)}" for field in dataclasses.fields(method))
         models = "\n".join(which for which in ("personal", "shared") if getattr(method.about, which))
         table.add_row(name, f"{method.about.learns} ({method.about.title}: {method.about.reference})", models, settings)

@@ -117,6 +117,7 @@ def run(
     from pfedbayes.runs.config import parse_override
     from pfedbayes.runs.execute import execute
     from pfedbayes.runs.experiment import from_sections, read_experiment, seed_numbers
+    from pfedbayes.runs.naming import method_name
     from pfedbayes.runs.resume import refuse_other_files
     from pfedbayes.sweep.tuning import tuned
 
@@ -129,9 +130,11 @@ def run(
         previous = runs.read_run(out, log_bytes=0)
         if previous.info.federation is not None:
             raise UserError(f"{out} was made on Flower: start the app again with flwr run to resume it")
+        given = {parse_override(text)[:2] for text in overrides}
+        before = previous.experiment
+        refuse_untrusted(before.net.name, out, trust_module or ("net", "name") in given)
+        refuse_untrusted(method_name(before.method), out, trust_module or ("method", "name") in given, "method")
         setup = from_sections(previous.sections, overrides)
-        named = any(parse_override(text)[:2] == ("net", "name") for text in overrides)
-        refuse_untrusted(setup.net.name, out, trust_module or named)
         numbers = previous.info.seeds if seeds is None else None
     else:
         setup = read_experiment(experiment, overrides)
@@ -204,11 +207,11 @@ def report(
 
 def _default_folder(setup: Experiment, experiment: Path | None, resume: bool) -> Path:
     """Return runs/NAME, or NAME-2, NAME-3, … if it exists; to resume, the newest of them."""
-    from pfedbayes.runs.experiment import method_name
+    from pfedbayes.runs.naming import method_name
 
     parts = [
         experiment.stem if experiment else setup.data.title.replace(" ", "_"),
-        method_name(setup.method),
+        method_name(setup.method).rpartition(":")[2],
     ]
     base = Path("runs") / "-".join(parts)
     last, number = None, 1

@@ -107,7 +107,7 @@ def search(
     from pfedbayes.files.writing import write_file
     from pfedbayes.report.tuning import page_of
     from pfedbayes.runs import TUNING, TUNING_PAGE
-    from pfedbayes.runs.experiment import method_name
+    from pfedbayes.runs.naming import method_name
     from pfedbayes.sweep.space import space_of
     from pfedbayes.sweep.tuning import read_tuning, tune
 

@@ -2,7 +2,14 @@
 
 from pfedbayes.data.batches import positions, positions_of_many
 from pfedbayes.data.config import DataConfig
-from pfedbayes.data.own.loading import holds_tables, load_client, read_inputs, shards_from_tables, summarise_client
+from pfedbayes.data.own.loading import (
+    holds_tables,
+    load_client,
+    read_inputs,
+    shards_from_table,
+    shards_from_tables,
+    summarise_client,
+)
 from pfedbayes.data.own.preprocessing import Preprocessing, combine
 from pfedbayes.data.own.summaries import ClientSummary, summarise
 from pfedbayes.data.partition import load_shards, partition
@@ -29,6 +36,7 @@ __all__ = [
     "positions",
     "positions_of_many",
     "read_inputs",
+    "shards_from_table",
     "shards_from_tables",
     "summarise",
     "summarise_client",

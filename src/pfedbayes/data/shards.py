@@ -81,6 +81,13 @@ class Shards:
         for name, *indices in zip(self.names, *parts, strict=True):
             self._check_indices(name, indices)
 
+    def __repr__(self) -> str:
+        """Return a short description."""
+        parts = {"train": self.train, "test": self.test, "validation": self.validation, "certify": self.certify}
+        rows = ", ".join(f"{sum(map(len, part)):,} {name}" for name, part in parts.items() if any(map(len, part)))
+        target = "numbers" if self.num_classes is None else f"{self.num_classes} classes"
+        return f"Shards({len(self.names)} clients, rows: {rows}, inputs {tuple(self.x.shape[1:])}, {target})"
+
     def _check_targets(self) -> None:
         if self.num_classes is None:
             if not self.y.is_floating_point() or self.y.ndim != 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from pfedbayes.engine.backend.executor import Executor
 from pfedbayes.engine.plan import Over, Plan, is_long, plan_for, run_size
 from pfedbayes.engine.population import choose_resting, make_population
 from pfedbayes.engine.round import enrolled_clients, fresh_clients, receive_from, train_round
+from pfedbayes.engine.rounds import Scores, TrainedRound
 from pfedbayes.engine.setup import Copy, make_setup
 from pfedbayes.engine.state import first_state
 from pfedbayes.engine.training import TrainedClients, Training
@@ -66,6 +68,14 @@ class Federation:
         resting = plan.resting or choose_resting(self.client_bytes, members, at_once, states, self.device)
         self.population = make_population(resting, members, client, self.device, clients_file)
         self._executor = Executor(self.setup, replace(plan, resting=resting), model)
+
+    def __repr__(self) -> str:
+        """Return a short description."""
+        seeds = f", {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
+        return (
+            f"Federation({self.method.about.title}, {len(self.shards.train)} clients, round {self.round} of "
+            f"{self.training.rounds}, {self.model.net.num_params:,} parameters{seeds}, {self.device.type})"
+        )
 
     # What it is built from
 
@@ -196,14 +206,34 @@ class Federation:
 
     # Training
 
-    def rounds(self, until: int | None = None) -> Iterator[int]:
-        """Train up to round `until` (the configured number if not given), and yield after each round."""
+    def rounds(
+        self, until: int | None = None, evaluate: EvaluationSplit | None = None, samples: int = 10, show: bool = False
+    ) -> Iterator[TrainedRound]:
+        """Train up to round `until` (the configured number if not given), and yield after each round.
+
+        evaluate: the data on which models are scored, as often as `training.evaluate_every` says; None for no scores.
+        samples: weight draws of a prediction. show: a progress bar, in terminals and notebooks.
+        """
         until = self.training.rounds if until is None else until
+        records = self._rounds(until, evaluate, samples)
+        if not show:
+            yield from records
+            return
+        from rich.progress import track  # noqa: PLC0415  (training needs torch and numpy alone)
+
+        yield from track(records, description=self.method.about.title, total=max(0, until - self.round))
+
+    def _rounds(self, until: int, split: EvaluationSplit | None, samples: int) -> Iterator[TrainedRound]:
+        seconds = 0.0
         while self.round < until:
+            start = time.perf_counter()
             self.train_round()
+            scores: Scores = {}
             if self.round == until or self.training.evaluates(self.round):
                 self.confirm()
-            yield self.round
+                scores = {} if split is None else self.evaluate(samples, split)
+            seconds += time.perf_counter() - start
+            yield TrainedRound(self.round, seconds, scores, self.headline(samples))
 
     def train_round(self) -> None:
         """Train one round of Algorithm 1; a round that fails changes nothing."""

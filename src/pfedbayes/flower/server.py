@@ -35,7 +35,7 @@ from pfedbayes.maths.trees import leaves, pick
 from pfedbayes.methods import Method
 from pfedbayes.methods.base import Limits, Shard, State
 from pfedbayes.nets import Model
-from pfedbayes.runs.experiment import method_name
+from pfedbayes.runs.naming import method_name
 
 log = logging.getLogger("flwr")
 

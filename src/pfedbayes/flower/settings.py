@@ -16,7 +16,8 @@ from pfedbayes.errors import UserError, nearest
 from pfedbayes.methods import Method
 from pfedbayes.nets import Init
 from pfedbayes.runs.config import build, parse_override
-from pfedbayes.runs.experiment import default_of, from_sections, method_name
+from pfedbayes.runs.experiment import default_of, from_sections
+from pfedbayes.runs.naming import make_imported, method_name
 from pfedbayes.runs.sections import Evaluation
 
 Wire = Literal["float32", "float16", "bfloat16", "float64"]
@@ -208,7 +209,7 @@ def from_run_config(run_config: Mapping[str, Any]) -> Settings:
     if sections.get("training", {}).get("patience") is not None:
         raise UserError("there is no early stopping on Flower: leave training.patience out")
     # Only the nodes' own loaders know whether there are validation data.
-    experiment = from_sections(sections | {"data": {"validation": 0.1}})
+    experiment = from_sections(sections | {"data": {"validation": 0.1}}, make=make_imported)
     method = experiment.method
     if method.needs.pooled_data:
         raise UserError(f"{method.about.title} needs the data of all clients in one place: choose another method")

@@ -1,4 +1,4 @@
-"""User-defined networks, given by an import path such as "my_module:MyNet"."""
+"""Code of the user's own, given by an import path such as "my_module:MyNet"."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def is_import_path(name: str | None) -> bool:
     return name is not None and ":" in name
 
 
-def refuse_untrusted(name: str | None, where: Path, trusted: bool) -> None:
+def refuse_untrusted(name: str | None, where: Path, trusted: bool, what: str = "network") -> None:
     """Refuse to import the code that a file or folder names, unless the user trusts its author."""
     if is_import_path(name) and not trusted:
         raise UserError(
-            f"{where} names code for its network ({name!r:.100}), which would run on this machine: if you trust its "
+            f"{where} names code for its {what} ({name!r:.100}), which would run on this machine: if you trust its "
             "author, add --trust-module (in Python trust_module=True)"
         )
 
@@ -33,7 +33,7 @@ def build_module(name: str, shape: tuple[int, ...], outputs: int, settings: Mapp
 
     Check that it maps inputs (n, *shape) to outputs (n, outputs).
     """
-    make = _find(name)
+    make = find(name, "net.name")
     try:
         module = make(shape, outputs, **settings)
     except Exception as error:
@@ -54,7 +54,11 @@ def build_module(name: str, shape: tuple[int, ...], outputs: int, settings: Mapp
     return module
 
 
-def _find(name: str) -> Any:
+def find(name: str, setting: str) -> Any:
+    """Return the class or function at an import path; a module in the current folder comes first.
+
+    setting: the setting that holds the name, for messages.
+    """
     module_name, _, attribute = name.partition(":")
     here = str(Path.cwd())
     sys.path.insert(0, here)
@@ -62,7 +66,7 @@ def _find(name: str) -> Any:
         module = importlib.import_module(module_name)
     except Exception as error:
         raise UserError(
-            f"net.name={name!r}: cannot import {module_name!r} ({_reason(error)}): run in its folder, or install it"
+            f"{setting}={name!r}: cannot import {module_name!r} ({_reason(error)}): run in its folder, or install it"
         ) from error
     finally:
         sys.path.remove(here)
@@ -70,10 +74,10 @@ def _find(name: str) -> Any:
     for part in attribute.split("."):
         if not hasattr(found, part):
             public = [entry for entry in vars(found) if entry[0] != "_"] if hasattr(found, "__dict__") else []
-            raise UserError(f"net.name={name!r}: {module_name} has no {part!r}: {nearest(part, public)}")
+            raise UserError(f"{setting}={name!r}: {module_name} has no {part!r}: {nearest(part, public)}")
         found = getattr(found, part)
     if not callable(found):
-        raise UserError(f"net.name={name!r} is not a class or function: name one that returns a torch.nn.Module")
+        raise UserError(f"{setting}={name!r} is not a class or function: name one")
     return found
 
 

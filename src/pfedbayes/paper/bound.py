@@ -15,7 +15,8 @@ from pfedbayes.methods import PFedBayes
 from pfedbayes.paper import theory
 from pfedbayes.paper.theory import LARGEST_DISTANCE, Constants, Setting
 from pfedbayes.runs.config import build, parse_override, read_toml
-from pfedbayes.runs.experiment import fit_net, from_sections, method_name
+from pfedbayes.runs.experiment import fit_net, from_sections
+from pfedbayes.runs.naming import make_without_code, method_name
 
 
 class Case(NamedTuple):
@@ -53,7 +54,7 @@ def read_case(source: Path | None, data_dir: Path | None = None) -> Case:
     """Return the setting of an experiment file or a run folder; None: the paper's medium MNIST."""
     if source is None:
         return Case(Setting())
-    experiment = from_sections(_sections(source))
+    experiment = from_sections(_sections(source), make=make_without_code)
     name = method_name(experiment.method)
     if not isinstance(experiment.method, PFedBayes):
         raise UserError(

@@ -6,7 +6,7 @@ from pfedbayes import runs
 from pfedbayes.engine.federation import Federation
 from pfedbayes.evaluation.models import FederatedModels
 from pfedbayes.methods import Method
-from pfedbayes.runs.experiment import method_name
+from pfedbayes.runs.naming import method_name
 from pfedbayes.runs.sections import Evaluation
 
 

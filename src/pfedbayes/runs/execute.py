@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pfedbayes import runs
-from pfedbayes.data import load_shards
+from pfedbayes.data import Shards, load_shards
 from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.plan import Plan, choose_device
 from pfedbayes.errors import Diverged, UserError
@@ -48,6 +48,7 @@ def execute(
     data_dir: Path | None = None,
     on_download: Callable[[str, int, int], None] | None = None,
     on_federation: Callable[[Federation], None] | None = None,
+    shards: Shards | None = None,
 ) -> Generator[Progress]:
     """Run an experiment into the folder `out` and yield after every round.
 
@@ -56,11 +57,12 @@ def execute(
     resume: continue from the last checkpoint in `out`.
     on_download: called with the name of a file, the bytes received and the bytes expected.
     on_federation: called with the federation before it is trained.
+    shards: the data, if they are in memory; default: load those of the experiment.
     """
     choose_device(device)
     writer = runs.Writer(out)
     try:
-        yield from _execute(writer, experiment, seeds, device, resume, data_dir, on_download, on_federation)
+        yield from _execute(writer, experiment, seeds, device, resume, data_dir, on_download, on_federation, shards)
     finally:
         writer.close()
 
@@ -74,10 +76,11 @@ def _execute(
     data_dir: Path | None,
     on_download: Callable[[str, int, int], None] | None,
     on_federation: Callable[[Federation], None] | None,
+    shards: Shards | None,
 ) -> Generator[Progress]:
     experiment = keep_schedule(experiment, writer.folder)
     plan, checkpoint = previous_run(writer.folder, experiment, seeds, resume)
-    shards = load_shards(experiment.data, data_dir, on_download)
+    shards = shards or load_shards(experiment.data, data_dir, on_download)
     if plan is not None:
         refuse_other_data(runs.read_run(writer.folder, log_bytes=0), shards)
     clients_file = writer.folder / runs.CLIENTS
@@ -138,7 +141,8 @@ def _train(
     due = clock.seconds() + experiment.execution.checkpoint_seconds
     try:
         over = stopping is not None and stopping.is_over(federation.round)
-        for round in () if over else federation.rounds():
+        for trained in () if over else federation.rounds():
+            round = trained.round
             record = None
             if experiment.training.evaluates(round):
                 scores = federation.evaluate(**experiment.evaluation.after(round, experiment.training.rounds))

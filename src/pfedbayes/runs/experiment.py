@@ -21,15 +21,15 @@ from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.plan import Plan, largest_batch, plan_for, run_size
 from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError, nearest, one_line
-from pfedbayes.evaluation.posthoc import PostHoc
 from pfedbayes.maths.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.memory import device_memory, host_memory, refuse_too_large
-from pfedbayes.methods import METHODS, Method
+from pfedbayes.methods import Method
 from pfedbayes.methods.hierarchical import with_schedule
 from pfedbayes.nets import Init, Model, Net, TableNet, WithNoise, cnn, mlp, vgg
 from pfedbayes.nets.import_path import build_module, is_import_path
 from pfedbayes.runs.config import build, parse_override, read_toml
 from pfedbayes.runs.copies import Copies, copies_of
+from pfedbayes.runs.naming import MakeMethod, make_method, method_name
 from pfedbayes.runs.outcomes import outcome_of
 from pfedbayes.runs.posthoc import check_posterior, with_posterior
 from pfedbayes.runs.sections import TABLE_WIDTH, Evaluation, Execution, NetConfig
@@ -127,17 +127,6 @@ def seed_numbers(first: int, count: int) -> list[int]:
     return [first + k for k in range(count)]
 
 
-def method_name(method: Method) -> str:
-    """Return the name of a method in configs; refuse a method of the user's own, which has none."""
-    method = method.method if isinstance(method, PostHoc) else method
-    for name, cls in METHODS.items():
-        if type(method) is cls:
-            return name
-    raise UserError(
-        f"{type(method).__name__} is no method of pfedbayes, so no config can name it: use one of {', '.join(METHODS)}"
-    )
-
-
 def read_experiment(path: Path | None = None, overrides: Sequence[str] = ()) -> Experiment:
     """Read an experiment from a TOML file and apply overrides such as "training.rounds=100".
 
@@ -157,13 +146,19 @@ def read_experiment(path: Path | None = None, overrides: Sequence[str] = ()) -> 
     return from_sections(OWN_DATA | {"evaluation": {"alone": tables}}, overrides)
 
 
-def from_sections(sections: Mapping[str, Any], overrides: Sequence[str] = ()) -> Experiment:
-    """Build an experiment from config sections and overrides."""
-    return resolve(sections, [parse_override(text) for text in overrides])
+def from_sections(
+    sections: Mapping[str, Any], overrides: Sequence[str] = (), make: MakeMethod = make_method
+) -> Experiment:
+    """Build an experiment from config sections and overrides; make: see `resolve`."""
+    return resolve(sections, [parse_override(text) for text in overrides], make)
 
 
-def resolve(sections: Mapping[str, Any], changes: Sequence[Change] = ()) -> Experiment:
-    """Build an experiment from config sections with changes (section, key, value)."""
+def resolve(sections: Mapping[str, Any], changes: Sequence[Change] = (), make: MakeMethod = make_method) -> Experiment:
+    """Build an experiment from config sections with changes (section, key, value).
+
+    make: builds the method. The default imports code that the config names: sections of a file that was not written by
+    the user need another one of `naming`.
+    """
     for section, values in sections.items():
         if section not in SECTIONS:
             raise UserError(f"unknown section [{section}]: {nearest(section, SECTIONS)}")
@@ -179,15 +174,15 @@ def resolve(sections: Mapping[str, Any], changes: Sequence[Change] = ()) -> Expe
         merged[section][name] = value
 
     chosen = merged["method"].pop("name", "pfedbayes")
-    if not isinstance(chosen, str) or chosen not in METHODS:
-        raise UserError(f"unknown method {one_line(repr(chosen))}: {nearest(str(chosen), METHODS)}")
+    if not isinstance(chosen, str):
+        raise UserError(f"unknown method {one_line(repr(chosen))}: give the name of a method")
     if "path" in merged["data"]:
         merged["data"] = {"name": "files"} | merged["data"]
     data = build(DataConfig, merged["data"], "data")
     if data.path is not None:
         data = dataclasses.replace(data, size=None, path=_absolute(data.path))
     net = NetConfig.from_section(merged["net"])
-    method = build(METHODS[chosen], merged["method"], "method")
+    method = make(chosen, merged["method"])
     training = build(Training, merged["training"], "training")
     method = with_schedule(method, training.rounds * training.local_steps)
     evaluation = build(Evaluation, merged["evaluation"], "evaluation")

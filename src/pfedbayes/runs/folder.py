@@ -36,8 +36,10 @@ from pfedbayes.files.reading import parse_object, parse_toml, read_bytes, read_o
 from pfedbayes.files.tensors import Rows, TensorFile, open_tensors, write_tensors
 from pfedbayes.files.typed import from_json, to_json
 from pfedbayes.files.writing import open_to_write, replacing, write_file, writing
+from pfedbayes.nets.import_path import refuse_untrusted
 from pfedbayes.runs.consistency import require_info, require_rounds, require_summary
 from pfedbayes.runs.experiment import Experiment, from_sections
+from pfedbayes.runs.naming import MakeMethod, make_method, make_without_code, method_name
 from pfedbayes.runs.schema import FORMAT, UNCHECKED_FORMAT, JournalEntry, RoundRecord, RunInfo, Summary
 
 CONFIG, INFO, LOG, STATE, CLIENTS, SUMMARY, REPORT, JOURNAL = (
@@ -71,11 +73,19 @@ class Run:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """The config. On Flower the nodes have the data, so its section `data` says nothing."""
+        """The config; code that it names is not imported. On Flower its section `data` says nothing."""
+        return self._experiment(make_without_code)
+
+    def with_method(self, trust_module: bool) -> Experiment:
+        """Return the config with its method; refuse one whose code has to be imported, unless it is trusted."""
+        refuse_untrusted(method_name(self.experiment.method), self.folder, trust_module, "method")
+        return self._experiment(make_method)
+
+    def _experiment(self, make: MakeMethod) -> Experiment:
         if self.info.federation is None:
-            return from_sections(self.sections)
+            return from_sections(self.sections, make=make)
         kept = {name: values for name, values in self.sections.items() if name not in ("data", "federation")}
-        return from_sections(kept | {"data": {"validation": 0.1}})
+        return from_sections(kept | {"data": {"validation": 0.1}}, make=make)
 
 
 @dataclass(frozen=True)

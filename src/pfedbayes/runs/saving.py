@@ -16,7 +16,8 @@ from pfedbayes.nets import Model
 from pfedbayes.nets.import_path import refuse_untrusted
 from pfedbayes.runs.config import to_toml
 from pfedbayes.runs.description import describe_federation
-from pfedbayes.runs.experiment import build_federation, method_name
+from pfedbayes.runs.experiment import build_federation
+from pfedbayes.runs.naming import method_name
 from pfedbayes.runs.resume import recorded_plan, refuse_other_data
 from pfedbayes.runs.sections import Evaluation
 
@@ -55,7 +56,8 @@ def load(
     A run's data and network are built again from its config. A folder that `save` wrote has no config for them: give
     the shards and the model that the federation was trained with.
 
-    trust_module: whether to import the code that the folder names for its network; else such a folder is refused.
+    trust_module: whether to import the code that the folder names for its network or its method; else such a folder
+    is refused.
     """
     run = runs.read_run(Path(folder))
     plan = recorded_plan(run).on(choose_device(device))
@@ -64,12 +66,13 @@ def load(
         raise UserError(f"{folder} has no checkpoint yet: let the run train for longer")
     if run.info.digest is None and (shards is None or model is None):
         raise UserError(f"{folder} holds a federation of your own data and module: give load() its shards and model")
+    experiment = run.with_method(trust_module)
     if model is None:
-        refuse_untrusted(run.experiment.net.name, run.folder, trust_module)
+        refuse_untrusted(experiment.net.name, run.folder, trust_module)
     if shards is None:
-        shards = load_shards(run.experiment.data)
+        shards = load_shards(experiment.data)
         refuse_other_data(run, shards)
-    federation = build_federation(run.experiment, shards, run.info.seeds, plan, model=model)
+    federation = build_federation(experiment, shards, run.info.seeds, plan, model=model)
     state = checkpoint.best or checkpoint
     federation.restore(state.tensors, state.round, run.folder / runs.CLIENTS)
     return federation

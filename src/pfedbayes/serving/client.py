@@ -98,6 +98,11 @@ class Client:
     map: Map = RAW
     """Makes the predictions calibrated."""
 
+    def __repr__(self) -> str:
+        """Return a short description."""
+        what = self.preprocessing.target
+        return f"Client({self.title}; {what.task} of {what.name}, {len(self.own.odd):,} own calibration rows)"
+
     @property
     def title(self) -> str:
         """The name of the model for messages."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -119,7 +119,7 @@ class Joined:
 
 def join(
     run: str | Path,
-    data: str | Path,
+    data: str | Path | Mapping[str, Any],
     name: str | None = None,
     steps: int = STEPS,
     zeta: float | None = None,
@@ -136,14 +136,18 @@ def join(
     The model trains on all rows; models that leave out one fold each calibrate it and compare it with the shared model
     and, if the clients of the run have trained alone too, with one that the newcomer trains alone.
 
-    name: of the newcomer (default: that of the file). steps: local steps from the shared model. zeta: weight of the
+    data: the newcomer's rows with the target: a file, images, or a table in memory. name: of the newcomer; default:
+    that of the file. steps: local steps from the shared model. zeta: weight of the
     KL term (default: the run's). hold_out: share of the rows to hold out for calibration, instead of folds. certify:
     bound the error of the model, which is slow for convolutional networks. trust_module: see `open_client`. folds:
     number of folds; 0 for none. model: the "joined" model, or the one trained "alone"; default: the joined one, unless
     the comparison shows that it is worse.
     """
-    run, data = Path(run), Path(data)
-    name = name or data.stem
+    run = Path(run)
+    if name is None:
+        if not isinstance(data, str | Path):
+            raise UserError("a table in memory has no name: give join() the name of the newcomer")
+        name = Path(data).stem
     record = read_calibration(run)
     _check(name, record.names, hold_out, folds, model)
     opened = runs.read_run(run)
@@ -348,7 +352,7 @@ def _training_data(run: Run) -> Shards | None:
     return shards if run.info.fingerprint in (None, shards.fingerprint()) else None
 
 
-def _newcomer(preprocessing: Preprocessing, data: Path, name: str, hold_out: float) -> Shards:
+def _newcomer(preprocessing: Preprocessing, data: str | Path | Mapping[str, Any], name: str, hold_out: float) -> Shards:
     """Read the newcomer's rows; a share of each label is held out as validation data."""
     x, y = read_examples(data, preprocessing)
     classes = preprocessing.target.classes

@@ -170,10 +170,10 @@ class _Checkpoint:
 def saved_models(
     folder: Path, record: CalibrationRecord, device: str = "auto", trust_module: bool = False
 ) -> SavedModels:
-    """Open the models of a finished run. trust_module: whether the folder may name the code of its network."""
+    """Open the models of a finished run. trust_module: whether the folder may name code."""
     refuse_untrusted(record.net.name, folder, trust_module)
     run = runs.read_run(folder)
-    experiment = run.experiment
+    experiment = run.with_method(trust_module)
     method = experiment.federated
     plan = recorded_plan(run).on(choose_device(device))
     plan.activate()

@@ -12,7 +12,8 @@ from typing import Any
 
 from pfedbayes.errors import UserError, nearest, one_line, printable
 from pfedbayes.runs.config import read_toml
-from pfedbayes.runs.experiment import SECTIONS, Change, Experiment, method_name, resolve, seed_numbers
+from pfedbayes.runs.experiment import SECTIONS, Change, Experiment, resolve, seed_numbers
+from pfedbayes.runs.naming import method_name
 
 # What a row may list, from the outermost loop to the innermost, and the setting that it sets.
 AXES = {

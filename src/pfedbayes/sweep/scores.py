@@ -33,6 +33,7 @@ from pfedbayes.evaluation.estimators import ENSEMBLE, MODELS
 from pfedbayes.files.checksums import check_json
 from pfedbayes.files.reading import NUMBER, Kinds, parse_json, read_bytes, reading, require_keys
 from pfedbayes.methods import METHODS
+from pfedbayes.nets.import_path import is_import_path
 from pfedbayes.report import tables
 from pfedbayes.report.tables import Floats
 from pfedbayes.runs.folder import Run
@@ -90,7 +91,7 @@ def _rename(record: Record) -> None:
 def require_row(row: Any, kinds: Kinds, called: str) -> None:
     """Raise ValueError unless the row is an object with these keys, of a known method."""
     require_keys(row, kinds, called)
-    if row["method"] not in METHODS:
+    if row["method"] not in METHODS and not is_import_path(row["method"]):
         raise ValueError(f"{called} is of an unknown method {row['method']!r}")
 
 

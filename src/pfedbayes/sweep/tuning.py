@@ -30,8 +30,9 @@ from pfedbayes.methods.base import Method
 from pfedbayes.nets import Init, Model
 from pfedbayes.runs import TUNING
 from pfedbayes.runs.copies import left_out
-from pfedbayes.runs.experiment import Experiment, build_model, fit_net, method_name
+from pfedbayes.runs.experiment import Experiment, build_model, fit_net
 from pfedbayes.runs.joining import row_losses
+from pfedbayes.runs.naming import method_name
 from pfedbayes.sweep.space import Space, draw
 from pfedbayes.trust.calibration import Fold
 
@@ -138,7 +139,8 @@ def tune(
         alive, until = tuning.alive, tuning.stages[tuning.done]
         if federation is None:
             federation = _start(experiment, shards, model, [methods[k] for k in alive], folds, net.init, device)
-        for round in federation.rounds(until):
+        for trained in federation.rounds(until):
+            round = trained.round
             yield TuningProgress(round, training.rounds, len(alive), tuning)
         losses = [_losses(federation, k, judged) for k in range(len(alive))]
         tuning = _after_stage(tuning, alive, losses)

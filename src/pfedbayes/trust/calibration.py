@@ -53,6 +53,7 @@ class Scores(NamedTuple):
 
 Fold = tuple[int, Sequence[Tensor]]
 """The index of the federation that was trained without some rows, and these rows of the pool for each client."""
+NUMBERS_AT_ONCE = 1 << 18  # losses of rows under draws that are computed in one pass
 NO_SCORES = Scores(torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.bool))
 
 
@@ -76,7 +77,8 @@ class Held(NamedTuple):
         mean = likelihood.mean_and_noise(self.said)[0].mean(-3)
 
         def log_density(y: Tensor) -> Tensor:
-            nll = torch.stack([likelihood.nll(draw, y) for draw in self.said])
+            passes = torch.split(self.said, max(1, NUMBERS_AT_ONCE // max(1, len(y))))
+            nll = torch.cat([likelihood.nll(draws, y) for draws in passes])
             return torch.logsumexp(-nll, 0) - math.log(len(nll))
 
         return number_rows(log_density, mean, self.y, self.fold)

@@ -97,6 +97,19 @@ def shards_from_tables(
     return _shards(own, target, config, [*ignore, *filter(None, [split_column])])
 
 
+def shards_from_table(columns: Mapping[str, Any], config: DataConfig) -> Shards:
+    """Return shards of one table in memory, as `load_own` does of a file with the same cells.
+
+    columns: arrays by name, with the target and the client column of `config`.
+    """
+    if config.target is None or config.client_column is None:
+        raise UserError("a table needs a target and a client column: set data.target and data.client_column")
+    schema = _schema(config, config.target)
+    table = table_of(columns, "the table", schema)
+    others = filter(None, (config.client_column, config.split_column))
+    return _shards(_by_client([table], config.client_column), config.target, config, [*config.ignore, *others])
+
+
 def summarise_client(config: DataConfig, client: int, name: str) -> ClientSummary:
     """Summarise the file of one client, for clients on separate machines; `combine` fits the preprocessing.
 

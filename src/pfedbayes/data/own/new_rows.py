@@ -63,23 +63,26 @@ def read_chunks(source: str | Path | Mapping[str, Any], preprocessing: Preproces
         raise UserError(f"{name} has no rows: add some")
 
 
-def read_examples(path: str | Path, preprocessing: Preprocessing) -> tuple[Tensor, Tensor]:
+def read_examples(source: str | Path | Mapping[str, Any], preprocessing: Preprocessing) -> tuple[Tensor, Tensor]:
     """Return the inputs (n, ...) and targets (n,) or (n, 1) of one client.
 
-    path: a table with the target, an NPZ file with x and y, or images class/image.png.
+    source: a table with the target, in a file or in memory; an NPZ file with x and y; or images class/image.png.
     """
-    path, target = existing(path), preprocessing.target
-    if preprocessing.image and path.is_dir():
+    target, schema = preprocessing.target, preprocessing.inputs_schema(*preprocessing.target.columns)
+    if not isinstance(source, str | Path):
+        table = table_of(source, "the table", schema)
+    elif preprocessing.image and (path := existing(source)).is_dir():
         table = images.read_classes(path, preprocessing.shape)
         table = Table(table.where, {target.name: table.columns[images.CLASS]}, table.lines, table.x, table.unit)
     else:
-        schema = preprocessing.inputs_schema(*target.columns)
-        table = _with_channel(read_table(_table_file(path), schema), preprocessing)
+        table = _with_channel(read_table(_table_file(existing(source)), schema), preprocessing)
     for name in target.columns:
         if name not in table.columns:
-            raise UserError(f"{path} lacks the target column {name!r}: add it")
+            raise UserError(f"{table.where} lacks the target column {name!r}: add it")
     if not len(table):
-        raise UserError(f"{path} has no rows: predict with the shared model (pfedbayes predict --shared), or add some")
+        raise UserError(
+            f"{table.where} has no rows: predict with the shared model (pfedbayes predict --shared), or add some"
+        )
     if len(absent := np.flatnonzero(missing(table.columns[target.name]))):
         raise UserError(
             f"{table.place(int(absent[0]))}: the target {target.name!r} is missing: fill it in or remove the row"
