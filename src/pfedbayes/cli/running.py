@@ -27,6 +27,7 @@ from pfedbayes.cli.common import (
     overrides_of,
 )
 from pfedbayes.cli.output import (
+    column_table,
     describe_data,
     print_joining,
     print_table,
@@ -60,6 +61,16 @@ def run(
     own_data: OwnData = None,
     target: Target = None,
     client_column: ClientColumn = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="A column of your data to leave out. Repeatable.")
+    ] = None,
+    missing: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="A text that means a missing value in your data, such as 99. Repeatable."),
+    ] = None,
+    drop_missing_target: Annotated[
+        bool, typer.Option("--drop-missing-target", help="Leave out the rows of your data without a target.")
+    ] = False,
     task: Annotated[
         str | None,
         typer.Option(help="classification, regression, count, ordinal or survival. Default: inferred."),
@@ -122,6 +133,8 @@ def run(
     flags = {
         "data.path": own_data, "data.target": target, "data.client_column": client_column, "data.task": task,
         "data.event": event, "net.name": net, "data.order": order.split(",") if order else None,
+        "data.ignore": ignore, "data.missing": missing,
+        "data.drop_missing_target": drop_missing_target or None,
     }  # fmt: skip
     overrides = overrides_of(flags, settings)
     if resume and out is not None and (experiment is None or tune) and (out / runs.INFO).exists():
@@ -223,6 +236,8 @@ def _print_estimate(setup: Experiment, seeds: list[int], device: str, data_dir: 
 
     typer.echo(to_toml(setup.sections()))
     cost = estimate(setup, seeds, device, data_dir)
+    if (columns := column_table(cost.federation)) is not None:
+        console().print(columns)
     for line in describe_data(cost.federation):
         echo(line)
     typer.echo(
