@@ -46,6 +46,7 @@ OwnData = Annotated[
     ),
 ]
 Target = Annotated[str | None, typer.Option(help="The column of your data to predict.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 ClientColumn = Annotated[
     str | None, typer.Option(help="The column with the client of each row, if there is not one file per client.")
 ]

@@ -101,6 +101,10 @@ def run(
         bool,
         typer.Option("--dry-run", help="Print the resolved config and an estimate of time and memory, then exit."),
     ] = False,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Copy scores to tensorboard, mlflow or wandb while it trains. Repeatable."),
+    ] = None,
     trust_module: TrustModule = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as a JSON object on the last line.")
@@ -128,6 +132,7 @@ def run(
     from pfedbayes.runs.config import parse_override
     from pfedbayes.runs.execute import execute
     from pfedbayes.runs.experiment import from_sections, read_experiment, seed_numbers
+    from pfedbayes.runs.tracking import tracking
     from pfedbayes.sweep.tuning import tuned
 
     flags = {
@@ -167,9 +172,15 @@ def run(
         setup, folder, numbers, device, resume, data_dir, show_download(terminal), partial(show_data, terminal)
     )
     interrupted = False
-    with interruptible() as stop, progress(terminal, folder, setup.training.rounds) as show:
+    with (
+        tracking(track or (), folder, setup.sections(), partial(echo, err=True)) as send,
+        interruptible() as stop,
+        progress(terminal, folder, setup.training.rounds) as show,
+    ):
         for step in rounds:
             show(step)
+            if step.record is not None:
+                send(step.record)
             if stop and step.round < step.rounds:
                 rounds.close()
                 interrupted = True

@@ -32,10 +32,11 @@ def lock(file: int | IO[bytes], shared: bool = False, wait: bool = False) -> boo
 
 
 def _lock_windows(descriptor: int, wait: bool) -> bool:
+    assert sys.platform == "win32"  # noqa: S101, for the type checker
     os.lseek(descriptor, 0, os.SEEK_SET)
     while True:
         try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
         except OSError:
             if not wait:
                 return False
