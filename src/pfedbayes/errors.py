@@ -1,9 +1,10 @@
 """Errors that the user can fix."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 LONGEST = 2000  # characters of a message: a long path or value must not hide the cause
+MOST_PROBLEMS = 20  # of one message
 SPACES = "\u00a0\u202f"  # spaces that print but do not break a line
 
 
@@ -16,6 +17,20 @@ class UserError(Exception):
 
     def __init__(self, message: object) -> None:
         super().__init__(printable(shorten(str(message))))
+
+
+class Problems(UserError):
+    """Everything that is wrong with the user's data, so that one attempt shows all of it: a line for each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(dict.fromkeys(problems))
+        shown = [printable(shorten(problem)) for problem in self.problems[:MOST_PROBLEMS]]
+        more = len(self.problems) - len(shown)
+        super().__init__(shown[0])
+        if len(self.problems) > 1:
+            listed = [f"  {k}. {problem}" for k, problem in enumerate(shown, 1)]
+            rest = [f"  … and {more:,} more"] if more else []
+            self.args = ("\n".join([f"{len(self.problems)} problems: solve each of them", *listed, *rest]),)
 
 
 class Diverged(UserError):

@@ -30,6 +30,7 @@ COMMANDS: list[Callable[..., None]] = [
     running.report,
     listing.methods,
     listing.data,
+    listing.experiments,
     sweeping.sweep,
     tuning.tune,
     assessing.certify,
@@ -47,7 +48,7 @@ app = typer.Typer(
     "package, in a few minutes.",
     rich_markup_mode="rich",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 for command in COMMANDS:

@@ -44,6 +44,7 @@ OwnData = Annotated[
     ),
 ]
 Target = Annotated[str | None, typer.Option(help="The column of your data to predict.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 ClientColumn = Annotated[
     str | None, typer.Option(help="The column with the client of each row, if there is not one file per client.")
 ]
@@ -78,7 +79,7 @@ def overrides_of(flags: Mapping[str, object], settings: Sequence[str] | None) ->
     """Return the settings that options stand for, then those of --set."""
     given = {key: value for key, value in flags.items() if value is not None}
     named = [
-        f"{key}={json.dumps(value if isinstance(value, list) else str(value), ensure_ascii=False)}"
+        f"{key}={json.dumps(value if isinstance(value, list | bool) else str(value), ensure_ascii=False)}"
         for key, value in given.items()
     ]
     return [*named, *(settings or [])]

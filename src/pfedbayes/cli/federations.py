@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pfedbayes.cli.common import Command, echo
+from pfedbayes.cli.common import Command, Json, echo
 
 app = typer.Typer(help="Federations over several machines, on Flower.", no_args_is_help=True)
 
@@ -31,6 +32,9 @@ def keys(
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")],
 ) -> None:
     """Create a certificate for the server, a key for each node, and the roster of their keys."""
+    from pfedbayes.flower import require_flwr
+
+    require_flwr()
     from pfedbayes.flower.keys import make_keys
 
     for path in make_keys(folder, hosts, nodes):
@@ -54,6 +58,9 @@ def rollback(
     to: Annotated[int, typer.Option("--to", metavar="ROUND", min=1, help="The round to go back to.")],
 ) -> None:
     """Go back to the state after an earlier round, for example after a poisoned one."""
+    from pfedbayes.flower import require_flwr
+
+    require_flwr()
     from pfedbayes.flower.rollback import rollback as go_back
 
     reached = go_back(run, to)
@@ -61,10 +68,17 @@ def rollback(
 
 
 @app.command()
-def journal(run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder of a federation.")]) -> None:
+def journal(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder of a federation.")],
+    as_json: Json = False,
+) -> None:
     """Print who joined with which key, who was refused and why, and what each round was averaged from."""
     from pfedbayes import runs
+    from pfedbayes.files.typed import to_json
     from pfedbayes.report.federation import journal_lines
 
+    if as_json:
+        typer.echo(json.dumps([to_json(entry) for entry in runs.read_run(run).journal]))
+        return
     for line in journal_lines(runs.read_run(run)):
         echo(line)

@@ -18,6 +18,8 @@ from pfedbayes.cli.common import console as plain_console
 from pfedbayes.cli.common import echo
 from pfedbayes.errors import printable
 
+MOST_COLUMNS = 40  # of a summary
+
 if TYPE_CHECKING:
     from pfedbayes.engine.federation import Federation
     from pfedbayes.runs.execute import Progress as RunProgress
@@ -34,13 +36,33 @@ def describe_data(federation: Federation) -> list[str]:
     sizes = [f"{count:,} {part}" for part, count in rows.items() if count or part != "validation"]
     parameters = federation.model.net.num_params
     return [
+        *(f"note: {note}" for note in shards.notes),
         f"data: {shards.preprocessing.describe()}",
         f"clients: {len(shards.names)}, with {', '.join(sizes)} rows; a model has {parameters:,} parameters",
     ]
 
 
+def column_table(federation: Federation) -> Table | None:
+    """Return a table of what each column of the user's tables is taken for; None for other data."""
+    uses = federation.shards.columns
+    if not uses:
+        return None
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("column", "taken for", "missing", ""):
+        table.add_column(heading, overflow="fold", justify="right" if heading == "missing" else "left")
+    shown = sorted(uses, key=lambda use: use.taken_for != "left out")[:MOST_COLUMNS]
+    for use in (use for use in uses if use in shown):
+        share = f"{use.missing:.1%}" if use.missing else "–"
+        table.add_row(*(printable(text) for text in (use.name, use.taken_for, share, use.about)))
+    if len(uses) > len(shown):
+        table.add_row(f"… and {len(uses) - len(shown):,} more", "", "", "")
+    return table
+
+
 def show_data(console: Console, federation: Federation) -> None:
-    """Print `describe_data` on a console."""
+    """Print what each column is taken for, and `describe_data`, on a console."""
+    if (columns := column_table(federation)) is not None:
+        console.print(columns)
     for line in describe_data(federation):
         console.print(printable(line), soft_wrap=True)
 

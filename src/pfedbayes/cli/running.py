@@ -27,6 +27,7 @@ from pfedbayes.cli.common import (
     overrides_of,
 )
 from pfedbayes.cli.output import (
+    column_table,
     describe_data,
     print_joining,
     print_table,
@@ -60,6 +61,16 @@ def run(
     own_data: OwnData = None,
     target: Target = None,
     client_column: ClientColumn = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="A column of your data to leave out. Repeatable.")
+    ] = None,
+    missing: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="A text that means a missing value in your data, such as 99. Repeatable."),
+    ] = None,
+    drop_missing_target: Annotated[
+        bool, typer.Option("--drop-missing-target", help="Leave out the rows of your data without a target.")
+    ] = False,
     task: Annotated[
         str | None,
         typer.Option(help="classification, regression, count, ordinal or survival. Default: inferred."),
@@ -90,6 +101,10 @@ def run(
         bool,
         typer.Option("--dry-run", help="Print the resolved config and an estimate of time and memory, then exit."),
     ] = False,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Copy scores to tensorboard, mlflow or wandb while it trains. Repeatable."),
+    ] = None,
     trust_module: TrustModule = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as a JSON object on the last line.")
@@ -119,11 +134,14 @@ def run(
     from pfedbayes.runs.experiment import from_sections, read_experiment, seed_numbers
     from pfedbayes.runs.naming import method_name
     from pfedbayes.runs.resume import refuse_other_files
+    from pfedbayes.runs.tracking import tracking
     from pfedbayes.sweep.tuning import tuned
 
     flags = {
         "data.path": own_data, "data.target": target, "data.client_column": client_column, "data.task": task,
         "data.event": event, "net.name": net, "data.order": order.split(",") if order else None,
+        "data.ignore": ignore, "data.missing": missing,
+        "data.drop_missing_target": drop_missing_target or None,
     }  # fmt: skip
     overrides = overrides_of(flags, settings)
     if resume and out is not None and (experiment is None or tune) and (out / runs.INFO).exists():
@@ -160,9 +178,15 @@ def run(
         setup, folder, numbers, device, resume, data_dir, show_download(terminal), partial(show_data, terminal)
     )
     interrupted = False
-    with interruptible() as stop, progress(terminal, folder, setup.training.rounds) as show:
+    with (
+        tracking(track or (), folder, setup.sections(), partial(echo, err=True)) as send,
+        interruptible() as stop,
+        progress(terminal, folder, setup.training.rounds) as show,
+    ):
         for step in rounds:
             show(step)
+            if step.record is not None:
+                send(step.record)
             if stop and step.round < step.rounds:
                 rounds.close()
                 interrupted = True
@@ -229,6 +253,8 @@ def _print_estimate(setup: Experiment, seeds: list[int], device: str, data_dir: 
 
     typer.echo(to_toml(setup.sections()))
     cost = estimate(setup, seeds, device, data_dir)
+    if (columns := column_table(cost.federation)) is not None:
+        console().print(columns)
     for line in describe_data(cost.federation):
         echo(line)
     typer.echo(

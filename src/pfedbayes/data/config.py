@@ -40,7 +40,7 @@ PROTOCOLS: dict[Name, Protocol] = {
 }
 # Settings that apply to one kind of data only.
 FILES_ONLY = ("path", "target", "client_column", "split_column", "task", "categories", "ignore", "image_size",
-              "pieces", "order", "event")  # fmt: skip
+              "pieces", "order", "event", "keep", "missing", "day_first", "drop_missing_target")  # fmt: skip
 NOT_FILES = (
     "size", "clients", "labels", "labels_per_client", "train_per_label", "test_per_label", "examples", "alpha", "split",
     "features", "classes", "noise", "dir",
@@ -116,6 +116,14 @@ class DataConfig:
     """Columns of numbers that are categories."""
     ignore: tuple[str, ...] = ()
     """Columns to leave out."""
+    keep: tuple[str, ...] = ()
+    """Columns to use although they look like identifiers."""
+    missing: tuple[str, ...] = ()
+    """Texts that mean a missing value, besides empty cells, NA, N/A, NaN, null and ?."""
+    day_first: bool | None = None
+    """Whether 3/4/2020 is the third of April, where no row of the column tells."""
+    drop_missing_target: bool = False
+    """Leave out the rows without a target."""
     image_size: tuple[int, int] | None = None
     """Height and width to which images are resized."""
     pieces: Annotated[int, Interval(at_least=0, at_most=MAX_PIECES)] = PIECES

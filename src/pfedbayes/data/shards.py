@@ -12,6 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from pfedbayes.data.own.describing import ColumnUse
 from pfedbayes.data.own.preprocessing import Preprocessing
 from pfedbayes.data.own.target import Target
 from pfedbayes.errors import UserError
@@ -63,6 +64,10 @@ class Shards:
     """How x and y were encoded, if they come from your own tables or images."""
     certify: tuple[Tensor, ...] = ()
     """Rows per client that are withheld from the federation for a certificate; empty if there are none."""
+    columns: tuple[ColumnUse, ...] = ()
+    """What each column of your own tables was taken for."""
+    notes: tuple[str, ...] = ()
+    """What the readers did to your own tables that you should know."""
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):

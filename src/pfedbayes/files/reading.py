@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from pfedbayes.errors import UserError, one_line
 from pfedbayes.files.checksums import FIELD, check_json
+from pfedbayes.files.writing import NO_DETOUR
 
 Kinds = Mapping[str, type | UnionType]  # types of the values of an object, by key
 NUMBER = int | float
@@ -81,7 +82,7 @@ def open_regular(path: Path, follow: bool = True) -> BinaryIO:
 
     follow: whether `path` itself may be a symbolic link.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    flags = os.O_RDONLY | (NO_DETOUR & ~getattr(os, "O_NOFOLLOW", 0) if follow else NO_DETOUR)
     if not follow and path.is_symlink():
         raise OSError(None, "it is a symbolic link")
     descriptor = os.open(path, flags)

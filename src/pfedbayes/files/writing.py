@@ -11,6 +11,10 @@ from typing import BinaryIO
 
 from pfedbayes.errors import UserError
 
+# Windows lacks these flags, and folders that can be opened.
+NO_DETOUR = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+NO_DETOUR |= getattr(os, "O_BINARY", 0)
+
 
 def write_file(path: Path, content: str | bytes, hint: str = "", mode: int = 0o666) -> None:
     """Write a file as a whole, see `replacing`."""
@@ -37,11 +41,12 @@ def replacing(path: Path, hint: str = "", mode: int = 0o666) -> Iterator[BinaryI
         except BaseException:
             aside.unlink(missing_ok=True)
             raise
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        if os.name == "posix":
+            directory = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
 
 
 def open_to_write(path: Path, flags: int = os.O_WRONLY | os.O_APPEND, mode: int = 0o666) -> BinaryIO:
@@ -49,7 +54,7 @@ def open_to_write(path: Path, flags: int = os.O_WRONLY | os.O_APPEND, mode: int 
 
     Do not follow a symbolic link, and raise OSError for anything but a regular file, such as a pipe, at once.
     """
-    descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    descriptor = os.open(path, flags | os.O_CREAT | NO_DETOUR, mode)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(None, "it is not a file")

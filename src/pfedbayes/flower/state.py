@@ -11,7 +11,6 @@ Only the user that runs the node can read them.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from pfedbayes import runs
 from pfedbayes.errors import UserError
+from pfedbayes.files import locking
 from pfedbayes.files.checksums import note_unchecked
 from pfedbayes.files.reading import parse_json
 from pfedbayes.files.tensors import open_tensors, tensor_bytes
@@ -59,7 +59,7 @@ class StateFolder:
             self.path.chmod(PRIVATE | 0o100)
             lock = open_to_write(self.path / ".lock", mode=PRIVATE)
         with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            locking.lock(lock, wait=True)
             yield
 
     def rounds(self) -> list[int]:

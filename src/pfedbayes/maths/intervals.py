@@ -35,7 +35,9 @@ def binomial_upper(errors: int, trials: int, delta: float) -> float:
 
     The rate is at most this bound with probability at least 1 - delta, in finite samples.
     """
-    return _last(lambda rate: at_most(errors, trials, rate) >= delta, errors / trials) if trials else 1.0
+    from scipy.special import betaincinv  # noqa: PLC0415, the core runs without it
+
+    return float(betaincinv(errors + 1, trials - errors, 1 - delta)) if errors < trials else 1.0
 
 
 def binomial_lower(errors: int, trials: int, delta: float) -> float:

@@ -19,7 +19,6 @@ one. On resume the log is cut back to the length that the checkpoint names.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -32,6 +31,7 @@ from torch import Tensor
 
 from pfedbayes.errors import UserError, one_line
 from pfedbayes.files.checksums import dump_json, note_unchecked
+from pfedbayes.files.locking import lock
 from pfedbayes.files.reading import parse_object, parse_toml, read_bytes, read_object, reading
 from pfedbayes.files.tensors import Rows, TensorFile, open_tensors, write_tensors
 from pfedbayes.files.typed import from_json, to_json
@@ -247,11 +247,9 @@ class Writer:
         with writing(folder, RESUME):
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = open_to_write(folder / ".lock", os.O_WRONLY)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock(self._lock):
             self._lock.close()
-            raise UserError(f"{folder} is in use by another run: wait for it or give another folder") from None
+            raise UserError(f"{folder} is in use by another run: wait for it or give another folder")
 
     def close(self) -> None:
         """Unlock the folder; delete it if nothing was written to it."""

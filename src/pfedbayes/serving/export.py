@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pfedbayes.data.own.readers import optional
+from pfedbayes.data.own.sheets import optional
 from pfedbayes.errors import UserError
 from pfedbayes.files.writing import write_file
 from pfedbayes.nets import Pixels

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedbayes.data.own.columns import as_number
-from pfedbayes.data.own.readers import SUFFIXES, optional
+from pfedbayes.data.own.sheets import optional
 from pfedbayes.errors import UserError, one_line
 from pfedbayes.files.writing import replacing, writing
 
@@ -38,7 +38,7 @@ def open_table(path: Path | None) -> Iterator[Write]:
         return
     kinds = {".csv": _csv_file, ".tsv": _csv_file, ".parquet": _parquet_file, ".npz": _npz_file}
     if path.suffix.lower() not in kinds:
-        raise UserError(f"{path} has no known file type: choose a name that ends in {', '.join(SUFFIXES)}")
+        raise UserError(f"{path} has no known file type: choose a name that ends in {', '.join(kinds)}")
     with writing(path):
         require_folder(path)
     with replacing(path) as file, kinds[path.suffix.lower()](file, path) as write:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import shutil
@@ -14,6 +13,7 @@ from typing import Any
 from pfedbayes import runs
 from pfedbayes.errors import UserError
 from pfedbayes.files.checksums import BLANK, FIELD, seal
+from pfedbayes.files.locking import lock
 from pfedbayes.files.writing import open_to_write
 from pfedbayes.runs.resume import other_config
 from pfedbayes.sweep import scores
@@ -74,13 +74,7 @@ def claim(out: Path, name: str, wait: bool = False) -> Iterator[bool]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open_to_write(path)
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            free = False
-        else:
-            free = True
-        yield free
+        yield lock(file, wait=wait)
 
 
 def read_cell(out: Path, name: str) -> Results:

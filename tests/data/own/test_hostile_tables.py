@@ -6,12 +6,13 @@ import os
 import socket
 import sys
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pfedbayes.data import DataConfig, load_shards, read_inputs, shards_from_tables
-from pfedbayes.data.own import columns, readers
+from pfedbayes.data.own import columns, csv_files, readers
 from pfedbayes.data.own.columns import Schema, Texts
 from pfedbayes.data.own.new_rows import read_chunks
 from pfedbayes.data.own.readers import read_table
@@ -78,7 +79,6 @@ def test_a_loop_of_links_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("a,c,y\n1,u,x\n".encode("utf-16"), "is not UTF-8"),
         ("a,c,y\n1,u,x\n".encode("utf-16-le"), "has control characters"),
         (b"a,c,y\n1,u,x\0y\n2,v,z\n", "line 2: the text in the column 'y'"),
         (b"a,c,y\n1,u\x1b[31m,x\n2,v,z\n", "the text in the column 'c'"),
@@ -86,7 +86,8 @@ def test_a_loop_of_links_is_one_line(tmp_path):
         (b"a,c,y\n1,u," + b"x" * 2000 + b"\n", "has 2,000 characters"),
         (b"a,c,y\n1,u," + b"x" * 200_000 + b"\n", "field larger than field limit"),
         (b"a" * 2000 + b",c,y\n1,u,x\n", "has 2,000 characters"),
-        (b"a,c,y\n1,u,\xff\n", "is not UTF-8"),
+        ("ä,c,y\n1,u,".encode() + b"\xff\n", "is not UTF-8"),
+        (b"a,c,y\n1,u,\x81\n", "is not UTF-8"),
     ],
 )
 def test_bytes_that_are_no_table(tmp_path, content, words):
@@ -95,15 +96,15 @@ def test_bytes_that_are_no_table(tmp_path, content, words):
 
 
 def test_a_file_without_line_breaks_is_left(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(csv_files, "LONGEST_LINE", 1000)
     (tmp_path / "a.csv").write_text("a,b\n1," + "2" * 2000 + "\n")
     assert "has a line of more than 1,000 characters" in refused(tmp_path / "a.csv")
 
 
 def test_wide_tables_are_read_fewer_rows_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "CELLS", 6)
+    monkeypatch.setattr(csv_files, "CELLS", 6)
     (tmp_path / "a.csv").write_text("a,b,c\n" + "1,2,3\n" * 5)
-    assert [len(cells.lines) for cells in readers.read_cells(tmp_path / "a.csv")] == [0, 2, 2, 1]
+    assert [len(cells.lines) for cells in csv_files.read_cells(tmp_path / "a.csv")] == [0, 2, 2, 1]
 
 
 def test_work_is_linear_in_columns(tmp_path, fitted):
@@ -140,7 +141,7 @@ def test_names_are_looked_up_and_not_searched_for(fitted):
     Counted.compared = 0
     schema = Schema(roles=tuple(names), only=tuple(names), ignore=tuple(names[:100]))
     table_of({name: [1.0, 2.0] for name in names}, "here", schema)
-    readers._header(None, names)
+    csv_files.header(Path("a.csv"), names, Schema(), [], [])
     assert Counted.compared < 10 * len(names)
 
 
@@ -159,13 +160,12 @@ def npz(path, **arrays):
         ({"y": np.array([b"a", b"\xff\xfe", b"c"])}, "cannot be read"),
         ({"y": np.frombuffer(b"\xff" * 24, dtype="<U2")}, "holds what is no text"),
         ({"y": np.array([1 + 2j, 1, 1])}, "has the type complex"),
-        ({"y": np.array(["2020-01-01"] * 3, dtype="M8[D]")}, "has the type datetime64"),
         ({"y": np.zeros(3, dtype=[("a", "i4")])}, "has the type"),
         ({"y": np.zeros((3, 2))}, "has shape (3, 2)"),
         ({"y": np.array(["a", "b\ud800", "c"])}, "not valid Unicode"),
-        ({"x": np.full((3, 2), 1e308)}, "beyond ±1e+30"),
+        ({"x": np.full((3, 1), 1e308)}, "beyond ±1e+30"),
         ({"x": np.full((3, 2, 2), 1e39)}, "beyond ±1e+30"),
-        ({"x": np.full((3, 2), np.longdouble("1e400"))}, "is infinite"),
+        ({"x": np.full((3, 1), np.longdouble("1e400"))}, "is infinite"),
     ],
 )
 def test_odd_arrays(tmp_path, arrays, words):
@@ -257,9 +257,7 @@ def test_odd_types_of_parquet(tmp_path):
         pyarrow.array([[1, 2], [3]]),
         pyarrow.array([{"a": 1}, {"a": 2}]),
         pyarrow.array([datetime.time(1, 2), datetime.time(3, 4)]),
-        pyarrow.array([datetime.date(2020, 1, 1), None]),
         pyarrow.array([[("k", 1)], []], type=pyarrow.map_(pyarrow.string(), pyarrow.int64())),
-        pyarrow.array([datetime.timedelta(1), None]),
         pyarrow.array([b"\xff", b"b"]),
     ):
         message = refused(write_parquet(path, odd=array))
@@ -293,7 +291,7 @@ def test_a_parquet_file_that_claims_too_many_rows_is_left_at_once(tmp_path, monk
     assert "do not fit into half of the memory" in refused(path)
 
 
-@pytest.mark.parametrize("value", [[1], {"a": 1}, (1, 2), 1j, datetime.date(2020, 1, 1), np.zeros(2)])
+@pytest.mark.parametrize("value", [[1], {"a": 1}, (1, 2), 1j, datetime.time(1), np.zeros(2)])
 def test_objects_in_memory_are_not_categories(value):
     cells = np.empty(2, dtype=object)
     cells[:] = [None, value]
@@ -310,8 +308,8 @@ def test_columns_without_any_value_and_clients_of_one_row_are_fine(tmp_path):
     assert len(read_inputs(tmp_path / "a.csv", shards.preprocessing)) == 13
 
 
-def test_as_many_categories_as_rows_are_refused_at_once(tmp_path):
+def test_as_many_categories_as_rows_are_not_all_remembered(tmp_path):
     (tmp_path / "a.csv").write_text("a,c,y\n" + "".join(f"p{k},u,{k % 2}\n" for k in range(100_000)))
-    assert "more than 100 categories" in refused(tmp_path / "a.csv")
+    assert len(read_table(tmp_path / "a.csv", Schema()).columns["a"].levels) == 101
     with pytest.raises(UserError, match="more than 1000 different values"):
         load(tmp_path / "a.csv", target="a")

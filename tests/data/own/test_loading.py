@@ -10,7 +10,7 @@ import pfedbayes
 from pfedbayes.data import DataConfig, Shards, load_shards, read_inputs, shards_from_tables
 from pfedbayes.data.own import columns, readers
 from pfedbayes.data.own import loading as own
-from pfedbayes.errors import UserError
+from pfedbayes.errors import Problems, UserError
 
 CLINICS = {"Nord": 30, "Süd": 20, "西": 11}
 
@@ -62,6 +62,12 @@ def refused(path, **settings):
         load(path, **settings)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def problems(path, **settings):
+    with pytest.raises(Problems) as caught:
+        load(path, **settings)
+    return caught.value.problems
 
 
 def test_a_file_with_a_client_column(one_file):
@@ -204,7 +210,7 @@ def test_bad_rows_are_named(tmp_path, text, words):
 
 def test_bad_folders_are_named(folder):
     assert "does not exist" in refused(folder / "nowhere")
-    assert "no column 'clinic'" in refused(folder, client_column="clinic")
+    assert ["no column 'clinic'" in each for each in problems(folder, client_column="clinic")] == [True] * 3
     (folder / "leer.csv").write_text("age,stage,outcome,cost\n")
     assert "leer has no rows" in refused(folder)
     (folder / "leer.csv").write_text("age,stage,outcome,cost,extra\n1,I,ill,2,3\n")
@@ -230,9 +236,12 @@ def test_a_small_client_and_one_of_one_class_simply_work(folder):
 
 
 def test_data_that_fit_only_before_they_are_encoded_are_noticed(one_file, monkeypatch):
+    def free(path, schema, _, problems):
+        return readers.read_table(path, schema, Free(), problems)
+
     needed = 2 * 4 * 61 * 10
     monkeypatch.setattr(columns, "host_memory", lambda: 2 * needed - 2)
-    monkeypatch.setattr(own, "read_table", lambda path, schema, budget: readers.read_table(path, schema, Free()))
+    monkeypatch.setattr(own, "read_table", free)
     assert "do not fit into half of the memory" in refused(one_file, client_column="clinic")
     monkeypatch.setattr(columns, "host_memory", lambda: 2 * needed + 2)
     load(one_file, client_column="clinic")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pfedbayes.data import Preprocessing, shards_from_tables
-from pfedbayes.data.own import readers
+from pfedbayes.data.own import csv_files, readers
 from pfedbayes.data.own.images import read_classes
 from pfedbayes.data.own.new_rows import read_chunks, read_examples
 from pfedbayes.errors import UserError
@@ -70,7 +70,7 @@ def test_chunks_are_parts_of_the_whole(tmp_path, preprocessing, monkeypatch, suf
     path = tmp_path / f"a.{suffix}"
     frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path)
     together, _ = whole(path, preprocessing)
-    monkeypatch.setattr(readers, "CHUNK", 5)
+    monkeypatch.setattr(csv_files if suffix == "csv" else readers, "CHUNK", 5)
     parts, kept = whole(path, preprocessing)
     assert torch.equal(parts, together)
     assert len(kept) == 5

@@ -151,8 +151,11 @@ def test_clients_that_differ_are_named(other, words):
 
 def test_too_many_categories_of_all_clients_together():
     parts = [table(c=[f"{i}-{k}" for k in range(60)], y=[0, 1] * 30) for i in range(2)]
-    with pytest.raises(UserError, match=r"'c' has more than 100 categories.*data\.ignore"):
+    with pytest.raises(UserError, match=r"no column to predict from \(c has more than 100 categories"):
         fit(*parts)
+    fitted = fit(*(dataclasses.replace(part, columns={"a": np.arange(60.0) % 7} | part.columns) for part in parts))
+    assert [column.name for column in fitted.inputs] == ["a"]
+    assert fitted.left_out[0].name == "c"
 
 
 def test_the_order_of_columns_is_the_first_clients():

@@ -14,6 +14,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pfedbayes.data.own.spelling import yes_or_no
+from pfedbayes.data.own.writing import Writing
 from pfedbayes.data.splits import Rows
 from pfedbayes.errors import UserError
 from pfedbayes.memory import host_memory
@@ -56,6 +58,10 @@ class Table:
     """Inputs (n, ...) that are not columns, such as images."""
     unit: str = "line"
     """What `lines` counts: "line", "row" or "image"."""
+    writing: Writing = field(default_factory=Writing)
+    """How the cells of the source are written."""
+    notes: tuple[str, ...] = ()
+    """What the reader did to the source that the user should know."""
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -122,16 +128,17 @@ def canonical(text: str) -> str:
 def places(names: Iterable[str], texts: Iterable[str], absent: int) -> list[int]:
     """Return the place of each text among the names, or `absent`: that of the same text, else of the same value.
 
-    Runs of earlier versions may have names that are not canonical.
+    Runs of earlier versions may have names that are not canonical. Names "no" and "yes" stand for all their spellings.
     """
     exact = {name: k for k, name in enumerate(names)}
+    form = yes_or_no if exact.keys() == {"no", "yes"} else canonical
     forms: dict[str, int] = {}
     found = []
     for text in texts:
         if text not in exact and not forms:
             for name, k in exact.items():
-                forms.setdefault(canonical(name), k)
-        found.append(exact[text] if text in exact else forms.get(canonical(text), absent))
+                forms.setdefault(str(form(name)), k)
+        found.append(exact[text] if text in exact else forms.get(str(form(text)), absent))
     return found
 
 
@@ -168,6 +175,10 @@ class Schema:
     """What columns hold, where that is known."""
     only: tuple[str, ...] | None = None
     """The only columns that are read; None for all."""
+    writing: Writing = field(default_factory=Writing)
+    """How cells are written, where that is known."""
+    day_first: bool | None = None
+    """Whether 3/4/2020 is the third of April, where no cell says so."""
 
     def wanted(self, names: Iterable[str]) -> list[str]:
         """Return the columns among `names` that are read."""
@@ -202,7 +213,10 @@ def concatenate(tables: Sequence[Table]) -> Table:
         return first
     columns = {name: _concatenate_column(name, tables) for name in first.columns}
     x = None if first.x is None else np.concatenate([table.x for table in tables if table.x is not None])
-    return replace(first, columns=columns, lines=np.concatenate([table.lines for table in tables]), x=x)
+    writing = Writing.of_all([table.writing for table in tables])
+    lines = np.concatenate([table.lines for table in tables])
+    notes = tuple(dict.fromkeys(note for table in tables for note in table.notes))
+    return replace(first, columns=columns, lines=lines, x=x, writing=writing, notes=notes)
 
 
 def _concatenate_column(name: str, tables: Sequence[Table]) -> Column:

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedbayes.data.own.columns import Budget, Table, Texts, require_name
-from pfedbayes.data.own.readers import optional, reading
+from pfedbayes.data.own.readers import reading
+from pfedbayes.data.own.sheets import optional
 from pfedbayes.errors import UserError, one_line
 from pfedbayes.files.reading import open_regular
 

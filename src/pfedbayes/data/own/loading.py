@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,16 @@ from pfedbayes.data.own.columns import (
     missing,
     require_name,
 )
+from pfedbayes.data.own.describing import column_uses
 from pfedbayes.data.own.preprocessing import Preprocessing, combine
 from pfedbayes.data.own.readers import SUFFIXES, existing, read_table
 from pfedbayes.data.own.summaries import MAX_INTEGER_CLASSES, ClientSummary, summarise
-from pfedbayes.data.own.table_builder import table_of
+from pfedbayes.data.own.table_builder import table_of, with_dates
 from pfedbayes.data.own.times import read_events
+from pfedbayes.data.own.writing import Writing
 from pfedbayes.data.shards import Shards
 from pfedbayes.data.splits import Rows, SplitPurpose, held_out
-from pfedbayes.errors import UserError
+from pfedbayes.errors import Problems, UserError
 
 SPLITS = {"train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
           "test": "test"}  # fmt: skip
@@ -53,8 +55,7 @@ def load_own(config: DataConfig) -> Shards:
             raise UserError(f"{path} has the form client/class/image: leave --target out")
     else:
         tables, target, column = _read_clients(path, config)
-    others = [*config.ignore, *filter(None, (column, config.split_column))]
-    return _shards(tables, target, config, others)
+    return _shards(tables, target, config, _others(config, column))
 
 
 def holds_tables(path: str) -> bool:
@@ -69,14 +70,19 @@ def holds_tables(path: str) -> bool:
 
 
 def shards_from_tables(
-    tables: Mapping[str, Any],
+    tables: Any,
     target: str,
     *,
+    client_column: str | None = None,
     task: Task | None = None,
     event: str | None = None,
     split_column: str | None = None,
     categories: Sequence[str] = (),
     ignore: Sequence[str] = (),
+    keep: Sequence[str] = (),
+    missing: Sequence[str] = (),
+    day_first: bool | None = None,
+    drop_missing_target: bool = False,
     test_fraction: float = 0.2,
     validation: float = 0.0,
     seed: int = 1,
@@ -84,17 +90,25 @@ def shards_from_tables(
 ) -> Shards:
     """Return shards of tables in memory.
 
-    tables: per client a pandas frame, or any mapping from column names to arrays. The other arguments are those of
-    `DataConfig`.
+    tables: per client a pandas or polars frame, or any mapping from column names to arrays; with `client_column`, one
+    such table of all clients. The other arguments are those of `DataConfig`.
     """
     config = DataConfig(
         name="files", path="tables", target=target, task=task, event=event, split_column=split_column,
-        categories=tuple(categories), ignore=tuple(ignore), test_fraction=test_fraction, validation=validation,
-        seed=seed, pieces=pieces,
+        client_column=client_column, categories=tuple(categories), ignore=tuple(ignore), keep=tuple(keep),
+        missing=tuple(missing), day_first=day_first, drop_missing_target=drop_missing_target,
+        test_fraction=test_fraction, validation=validation, seed=seed, pieces=pieces,
     )  # fmt: skip
     schema, budget = _schema(config, target), Budget()
-    own = {name: table_of(columns, name, schema, budget) for name, columns in tables.items()}
-    return _shards(own, target, config, [*ignore, *filter(None, [split_column])])
+    given = {"the table": tables} if client_column is not None else dict(tables)
+    problems: list[str] = []
+    own = {name: table_of(columns, name, schema, budget, problems) for name, columns in given.items()}
+    return _shards(_clients(own, config, target, client_column, problems), target, config, _others(config))
+
+
+def _others(config: DataConfig, column: str | None = None) -> list[str]:
+    """Return the columns that are not inputs because the user says so. column: that of the clients."""
+    return [*config.ignore, *filter(None, (column or config.client_column, config.split_column))]
 
 
 def shards_from_table(columns: Mapping[str, Any], config: DataConfig) -> Shards:
@@ -132,7 +146,9 @@ def _read_client(config: DataConfig, client: int, name: str) -> tuple[Table, dic
         raise UserError(f"{path} is not a file: set data.path to the table of this client")
     if config.target is None:
         raise UserError(f"data.target is missing: set it to the column of {path} to predict")
-    table = read_table(path, _schema(config, config.target))
+    problems: list[str] = []
+    table = read_table(path, _schema(config, config.target), problems=problems)
+    table = _clients({name: table}, config, config.target, None, problems)[name]
     return table.without(config.split_column), _split(client, name, table, config.target, config)
 
 
@@ -146,16 +162,18 @@ def read_inputs(path: str | Path, preprocessing: Preprocessing) -> Tensor:
         return preprocessing.encode(images.read_images(images.image_files(path), str(path), preprocessing.shape))
     if path.is_dir() or path.suffix.lower() not in SUFFIXES:
         raise UserError(f"{path} is not a table: give a file that ends in {', '.join(SUFFIXES)}")
-    table = read_table(path, preprocessing.schema)
+    table = read_table(path, preprocessing.schema, every_row=True)
     if not len(table):
         raise UserError(f"{path} has no rows: add some")
     return preprocessing.encode(table)
 
 
-def _schema(config: DataConfig, target: str | None) -> Schema:
-    names = [name for name in (config.client_column, config.split_column, config.event) if name]
+def _schema(config: DataConfig, target: str | None, column: str | None = None) -> Schema:
+    """Return the schema of the training tables. column: that of the clients."""
+    names = [name for name in (column or config.client_column, config.split_column, config.event) if name]
     kinds: dict[str, Kind] = dict.fromkeys([*config.categories, *names], "category")
-    return Schema((*names, *([target] if target else [])), config.ignore, kinds)
+    roles = (*names, *([target] if target else []))
+    return Schema(roles, config.ignore, kinds, writing=Writing(missing=config.missing), day_first=config.day_first)
 
 
 def _read_clients(path: Path, config: DataConfig) -> tuple[dict[str, Table], str, str | None]:
@@ -166,21 +184,69 @@ def _read_clients(path: Path, config: DataConfig) -> tuple[dict[str, Table], str
     column = config.client_column or (NPZ_CLIENT if arrays and not path.is_dir() else None)
     if column is None and not path.is_dir():
         raise UserError(f"{path} is one file: name the column with the client of each row with --client-column")
-    schema = _schema(config, target)
-    if column is not None:
-        schema = Schema((*schema.roles, column), schema.ignore, {**schema.kinds, column: "category"})
-    budget = Budget()
-    tables = [read_table(file, schema, budget) for file in files]
-    for table in tables:
-        if target is None:
-            raise UserError(
-                f"no target is given: name one of the columns with --target ({table.where} has {_some(table.columns)})"
-            )
-        for name in filter(None, (target, config.event, column, config.split_column, *config.categories)):
-            _require_column(table, name)
-    if column is None:
-        return {file.stem: table for file, table in zip(files, tables, strict=True)}, str(target), None
-    return _by_client(tables, column), str(target), column
+    budget, problems = Budget(), list[str]()
+    schema = _schema(config, target, column)
+    tables = [read_table(file, schema, budget, problems) for file in files]
+    if target is None:
+        table = tables[0]
+        raise UserError(
+            f"no target is given: name one of the columns with --target ({table.where} has {_some(table.columns)})"
+        )
+    names = [file.stem if column is None else str(file) for file in files]
+    own = dict(zip(names, tables, strict=True))
+    return _clients(own, config, target, column, problems), target, column
+
+
+def _clients(
+    tables: Mapping[str, Table], config: DataConfig, target: str, column: str | None, problems: list[str]
+) -> dict[str, Table]:
+    """Return the table of each client; raise what is wrong with any table, all at once.
+
+    column: that of the clients, if a table does not hold one client each. problems: what the readers have found.
+    """
+    for table in tables.values():
+        problems += _missing_columns(table, [target, config.event, column, config.split_column, *config.categories])
+        problems += _missing_cells(table, target, column, config)
+    if problems:
+        raise Problems(problems)
+    dates = Writing.of_all([table.writing for table in tables.values()])
+    own = {name: with_dates(table, dates) for name, table in tables.items()}
+    if config.drop_missing_target:
+        own = {name: _with_target(table, target) for name, table in own.items()}
+    return own if column is None else _by_client(list(own.values()), column)
+
+
+def _missing_columns(table: Table, names: Sequence[str | None]) -> Iterator[str]:
+    present = set(table.columns) | {date.name for date in table.writing.dates}
+    for name in filter(None, names):
+        if name not in present:
+            close = difflib.get_close_matches(name[:100], [column[:100] for column in present][:1000], n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {_some(table.columns)}"
+            yield f"{table.where} has no column {name!r}: {hint}"
+
+
+def _missing_cells(table: Table, target: str, column: str | None, config: DataConfig) -> Iterator[str]:
+    """Yield which clients and targets are missing."""
+    remedies = [(column, "fill in the client, or remove the row")]
+    if not config.drop_missing_target:
+        remedies.append((target, "fill it in, remove the row, or leave out such rows with --drop-missing-target"))
+    for name, remedy in remedies:
+        if name is None or name not in table.columns:
+            continue
+        rows = np.flatnonzero(missing(table.columns[name]))
+        if len(rows):
+            what = "the target " if name == target else ""
+            more = f" (and in {len(rows) - 1:,} more rows)" if len(rows) > 1 else ""
+            yield f"{table.place(int(rows[0]))}: {what}{name!r} is missing{more}: {remedy}"
+
+
+def _with_target(table: Table, target: str) -> Table:
+    """Return the rows that have a target."""
+    present = ~missing(table.columns[target])
+    if present.all():
+        return table
+    note = f"{table.where}: {int((~present).sum()):,} of {len(table):,} rows have no target and are left out"
+    return replace(table.take(np.flatnonzero(present)), notes=(*table.notes, note))
 
 
 def _files(path: Path) -> list[Path]:
@@ -202,13 +268,6 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _require_column(table: Table, name: str) -> None:
-    if name not in table.columns:
-        close = difflib.get_close_matches(name[:100], [column[:100] for column in table.columns][:1000], n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"it has {_some(table.columns)}"
-        raise UserError(f"{table.where} has no column {name!r}: {hint}")
-
-
 def _some(names: Iterable[str]) -> str:
     listed = list(names)
     return ", ".join(listed[:12]) + (f", … ({len(listed)} in all)" if len(listed) > 12 else "")
@@ -219,10 +278,6 @@ def _by_client(tables: Sequence[Table], column: str) -> dict[str, Table]:
     parts: dict[str, list[Table]] = {}
     for table in tables:
         clients = table.columns[column]
-        if len(absent := np.flatnonzero(missing(clients))):
-            raise UserError(
-                f"{table.place(int(absent[0]))}: {column!r} is missing: fill in the client, or remove the row"
-            )
         if not len(table):
             raise UserError(f"{table.where} has no rows: add some or remove the file")
         if set(table.columns) != set(tables[0].columns):
@@ -255,6 +310,7 @@ def _shards(tables: Mapping[str, Table], target: str, config: DataConfig, others
         config.task,
         config.pieces,
         config.order,
+        config.keep,
     )
     preprocessing = replace(fitted, others=(*others, *fitted.others))
     return _encoded(own, cuts, preprocessing, config.path or "the tables")
@@ -262,15 +318,8 @@ def _shards(tables: Mapping[str, Table], target: str, config: DataConfig, others
 
 def _split(client: int, name: str, table: Table, target: str, config: DataConfig) -> dict[str, Rows]:
     """Check that a table has training rows with targets, and return its `split_rows`."""
-    _require_column(table, target)
     if not len(table):
         raise UserError(f"{name} has no rows ({table.where}): add some or leave the client out")
-    if len(absent := np.flatnonzero(missing(table.columns[target]))):
-        raise UserError(
-            f"{table.place(int(absent[0]))}: the target {target!r} is missing: fill it in or remove the row"
-        )
-    if config.event is not None:
-        _require_column(table, config.event)
     cut = split_rows(client, table, target, config)
     if not len(cut["train"]):
         raise UserError(f"{name} has no training rows ({table.where}): add some or leave the client out")
@@ -295,6 +344,8 @@ def _encoded(
         names=tuple(own),
         num_classes=None if preprocessing.target.classes is None else len(preprocessing.target.classes),
         preprocessing=preprocessing,
+        columns=column_uses(list(own.values()), preprocessing) if preprocessing.inputs else (),
+        notes=tuple(dict.fromkeys(note for table in own.values() for note in table.notes)),
     )
 
 
@@ -331,7 +382,6 @@ def _labels(table: Table, target: str, task: Task | None) -> Rows | None:
 
 
 def _split_by_column(table: Table, name: str) -> dict[str, Rows]:
-    _require_column(table, name)
     column = table.columns[name]
     assert isinstance(column, Texts)  # noqa: S101, the schema declares it
     parts = np.array([*(SPLITS.get(level.lower(), "") for level in column.levels), ""])[column.codes]

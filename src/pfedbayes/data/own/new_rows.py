@@ -14,20 +14,19 @@ from torch import Tensor
 
 from pfedbayes.data.own import images
 from pfedbayes.data.own.columns import Budget, Table, missing
+from pfedbayes.data.own.csv_files import CHUNK, read_cells
 from pfedbayes.data.own.npz import read_arrays
 from pfedbayes.data.own.preprocessing import Preprocessing
 from pfedbayes.data.own.readers import (
-    CHUNK,
     SUFFIXES,
     existing,
     read_batches,
-    read_cells,
     read_table,
     reading,
     table_of_cells,
     typed_array,
 )
-from pfedbayes.data.own.table_builder import table_of, table_of_arrays
+from pfedbayes.data.own.table_builder import columns_of, table_of, table_of_arrays
 from pfedbayes.errors import UserError
 
 IMAGES_AT_ONCE = 1000
@@ -105,9 +104,10 @@ def _of_file(path: str | Path, preprocessing: Preprocessing) -> Iterator[Chunk]:
 
 
 def _of_columns(columns: Mapping[str, Any], preprocessing: Preprocessing) -> Iterator[Chunk]:
-    if "x" in columns and not preprocessing.inputs:
+    if not preprocessing.inputs and "x" in columns:
         yield from _of_arrays(np.asarray(columns["x"]), columns, "the table", preprocessing)
         return
+    columns = columns_of(columns, "the table")
     table = table_of(columns, "the table", preprocessing.inputs_schema())
     yield Chunk(table, preprocessing.encode(table), {str(name): np.asarray(columns[name]) for name in columns})
 

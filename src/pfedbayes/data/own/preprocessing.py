@@ -23,6 +23,7 @@ from torch import Tensor
 
 from pfedbayes.data.config import MAX_PIECES, PIECES, Task
 from pfedbayes.data.own.columns import (
+    MAX_CATEGORIES,
     Column,
     Kind,
     Numbers,
@@ -36,29 +37,45 @@ from pfedbayes.data.own.intervals import require_sound_intervals
 from pfedbayes.data.own.pieces import Pieces, require_sound_pieces
 from pfedbayes.data.own.summaries import (
     ClientSummary,
+    ColumnSummary,
     in_one_order,
     merge,
     require_equal_columns,
     require_sound,
 )
 from pfedbayes.data.own.target import OF_NUMBERS, Target, fit_survival, fit_target, listed, require_near
+from pfedbayes.data.own.writing import Writing
 from pfedbayes.errors import UserError
 from pfedbayes.files.checksums import dump_json
 from pfedbayes.files.reading import parse_object, reading
 from pfedbayes.files.typed import from_json
 
 FORMAT = 1
+ROWS_TO_IDENTIFY = 20  # fewer rows may differ by chance
 RESTORE = "restore the file of the run"
 MAX_NUMBERS = 2**28  # of one example
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """A column that the fit left out."""
+
+    name: str
+    reason: str
+
+
 def combine(
-    summaries: Sequence[ClientSummary], task: Task | None = None, pieces: int = PIECES, order: Sequence[str] = ()
+    summaries: Sequence[ClientSummary],
+    task: Task | None = None,
+    pieces: int = PIECES,
+    order: Sequence[str] = (),
+    keep: Sequence[str] = (),
 ) -> Preprocessing:
     """Fit the preprocessing to the summaries of all clients.
 
     task: inferred from the target if not given. pieces: bins of the piecewise-linear encoding of a column of numbers,
-    or 0. There are none for summaries without quantiles. order: the classes of an ordinal target, lowest first.
+    or 0. There are none for summaries without quantiles. order: the classes of an ordinal target, lowest first. keep:
+    columns to use although they look like identifiers.
     """
     if not 0 <= pieces <= MAX_PIECES:
         raise UserError(f"pieces is {pieces}: give a number between 0 and {MAX_PIECES}")
@@ -74,18 +91,37 @@ def combine(
     first, ordered = summaries[0], in_one_order(summaries)
     parts = list(zip(*(summary.columns for summary in ordered), strict=True))
     columns = [merge(own, summaries) for own in parts]
-    inputs = tuple(fit_input(column, own, pieces) for column, own in zip(columns, parts, strict=True) if column.kind)
+    reasons = {column.name: _reason_to_leave(column, keep) for column in columns}
+    inputs = tuple(
+        fit_input(column, own, pieces) for column, own in zip(columns, parts, strict=True) if not reasons[column.name]
+    )
+    left_out = tuple(LeftOut(name, reason) for name, reason in reasons.items() if reason)
     shape = first.shape or (_width(inputs),)
     if not inputs and first.shape is None:
-        raise UserError("there is no column to predict from: add columns besides the target")
+        why = f" ({listed([f'{each.name} {each.reason}' for each in left_out])})" if left_out else ""
+        raise UserError(f"there is no column to predict from{why}: add columns besides the target")
     target = merge([summary.target for summary in summaries], summaries)
-    empty = tuple(column.name for column in columns if not column.kind)
     if first.events is None:
         fitted = fit_target(target, task, order)
     else:
         parts_of_events = [summary.events for summary in summaries if summary.events]
         fitted = fit_survival(target, merge(parts_of_events, summaries), parts_of_events)
-    return Preprocessing(inputs, shape, fitted, image=first.image, others=empty)
+    writing = Writing.of_all([summary.writing for summary in summaries])
+    others = tuple(each.name for each in left_out)
+    return Preprocessing(inputs, shape, fitted, first.image, others, writing, left_out)
+
+
+def _reason_to_leave(column: ColumnSummary, keep: Sequence[str]) -> str:
+    """Return why a column cannot help a model; empty if it may."""
+    if not column.kind:
+        return "has no value in any training row"
+    if column.name in keep:
+        return ""
+    if column.kind == "category" and (column.values is None or len(column.values) > MAX_CATEGORIES):
+        return f"has more than {MAX_CATEGORIES} categories, as names and identifiers do"
+    if column.identifies and column.count >= ROWS_TO_IDENTIFY:
+        return "has another value in every row, as names and identifiers do"
+    return ""
 
 
 def _width(inputs: Sequence[Input]) -> int:
@@ -105,6 +141,10 @@ class Preprocessing:
     """Whether examples are images of bytes."""
     others: tuple[str, ...] = ()
     """Columns that a table may have but that are not inputs."""
+    writing: Writing = dataclasses.field(default_factory=Writing)
+    """How the cells of tables are written."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Which of the other columns the fit left out, and why."""
 
     @property
     def pieces(self) -> int:
@@ -115,30 +155,32 @@ class Preprocessing:
     def schema(self) -> Schema:
         """The schema of a table that is read for prediction, without its target."""
         kinds: dict[str, Kind] = {column.name: column.kind for column in self.inputs}
-        return Schema(ignore=(*self.others, *self.target.columns), kinds=kinds)
+        needed = self.writing.sources(kinds)
+        ignore = [name for name in self.writing.sources(self.others) if name not in needed]
+        return Schema(ignore=(*ignore, *self.target.columns), kinds=kinds, writing=self.writing)
 
     def inputs_schema(self, *others: str) -> Schema:
         """Return the schema to read only the inputs and these other columns, with any number of unseen categories."""
-        names = tuple(column.name for column in self.inputs)
+        names = self.writing.sources(column.name for column in self.inputs)
         kinds: dict[str, Kind] = {name: "category" for name in others if name == self.target.event}
-        return Schema(roles=(*names, *others), kinds={**self.schema.kinds, **kinds}, only=(*names, *others))
+        return Schema(
+            roles=(*names, *others), kinds={**self.schema.kinds, **kinds}, only=(*names, *others), writing=self.writing
+        )
 
     def encode(self, table: Table) -> Tensor:
         """Return the inputs (n, *shape) of a table: the plain inputs of all columns, then the piecewise-linear ones."""
         if table.x is not None or not self.inputs:
             return self._encode_arrays(table)
         names = [column.name for column in self.inputs]
-        known = {*names, *self.others, *self.target.columns}
-        for name in names:
-            if name not in table.columns:
-                raise UserError(
-                    f"{table.where} lacks the column {name!r}: add it; the models were trained with {listed(names)}"
-                )
-        for name in table.columns:
-            if name not in known:
-                raise UserError(
-                    f"{table.where} has the column {name!r}, which the models were not trained with: remove it"
-                )
+        known = {*names, *self.others, *self.target.columns, *self.writing.parts}
+        needed = self.writing.sources(names)
+        if lacking := self.writing.sources(name for name in names if name not in table.columns):
+            raise UserError(
+                f"{table.where} lacks {_columns(lacking)}: add it; the models were trained with {listed(needed)}"
+            )
+        if unknown := [name for name in table.columns if name not in known]:
+            named = table.writing.sources(unknown)
+            raise UserError(f"{table.where} has {_columns(named)}, which the models were not trained with: remove it")
         parts, pieces = [], []
         for column in self.inputs:
             cells = table.columns[column.name]
@@ -196,6 +238,9 @@ class Preprocessing:
         for column in content["inputs"]:
             if not column["edges"]:  # the object and its digest are those of earlier versions
                 del column["edges"], column["centres"]
+        for name, empty in (("writing", Writing()), ("left_out", ())):
+            if getattr(self, name) == empty:
+                del content[name]
         if self.target.task not in ("count", "survival"):
             del content["target"]["rate"]
         if self.target.event is None:
@@ -262,6 +307,10 @@ class Preprocessing:
             raise ValueError(f"shape is {self.shape}, but the columns have other widths")
         if (self.target.task in OF_NUMBERS) != (self.target.classes is None) or self.target.classes == ():
             raise ValueError(f"the target of a {self.target.task} has the classes {self.target.classes}")
+
+
+def _columns(names: Sequence[str]) -> str:
+    return f"the column {names[0]!r}" if len(names) == 1 else f"the columns {listed([repr(name) for name in names])}"
 
 
 def _like(column: Column, kind: Kind) -> Column:

@@ -1,42 +1,43 @@
-"""Read CSV and Parquet files into tables, chunk by chunk, and NPZ files as a whole."""
+"""Read CSV and Parquet files into tables, chunk by chunk, and Excel and NPZ files as a whole."""
 
 from __future__ import annotations
 
 import contextlib
-import csv
-import importlib
-import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any
 
-import numpy as np
-
-from pfedbayes.data.own.columns import Budget, Schema, Table, require_name
+from pfedbayes.data.own.columns import Budget, Schema, Table, missing
+from pfedbayes.data.own.csv_files import CELLS, CHUNK, Cells, header, read_cells
 from pfedbayes.data.own.npz import read_arrays
+from pfedbayes.data.own.sheets import optional
 from pfedbayes.data.own.table_builder import TableBuilder, table_of_arrays
-from pfedbayes.data.splits import Rows
-from pfedbayes.errors import UserError, one_line
+from pfedbayes.errors import Problems, UserError, one_line
 from pfedbayes.files.reading import open_regular
 
-DELIMITERS = ",;\t|"
-DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+(e[+-]?\d+)?", re.IGNORECASE)
-SUFFIXES = (".csv", ".tsv", ".parquet", ".npz")
-CHUNK = 20_000  # rows read at a time
-CELLS = 4_000_000  # cells read at a time, if that is less
-LONGEST_LINE = 1 << 26  # characters
+SUFFIXES = (".csv", ".tsv", ".parquet", ".npz", ".xlsx")
+UNNAMED = re.compile(r"column \d+")
 
 
-def read_table(path: Path, schema: Schema, budget: Budget | None = None) -> Table:
-    """Read a CSV, Parquet or NPZ file."""
+def read_table(
+    path: Path,
+    schema: Schema,
+    budget: Budget | None = None,
+    problems: list[str] | None = None,
+    every_row: bool = False,
+) -> Table:
+    """Read a CSV, Parquet, Excel or NPZ file. What is wrong with it is raised, or appended to `problems`.
+
+    every_row: keep empty rows and totals of CSV and Excel files too.
+    """
     budget = budget or Budget()
     with reading(path):
         if path.suffix.lower() == ".parquet":
-            return _read_parquet(path, schema, budget)
+            return _read_parquet(path, schema, budget, problems)
         if path.suffix.lower() == ".npz":
             return _read_npz(path, schema, budget)
-        return _read_csv(path, schema, budget)
+        return _read_cells(path, schema, budget, problems, every_row)
 
 
 @contextlib.contextmanager
@@ -64,113 +65,34 @@ def existing(path: str | Path) -> Path:
     return found
 
 
-def optional(module: str, extra: str, purpose: str) -> Any:
-    """Import an optional dependency."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        package = module.split(".", maxsplit=1)[0]
-        raise UserError(f"{purpose} needs {package}: pip install 'pfedbayes[{extra}]'") from None
-
-
-class Cells(NamedTuple):
-    """Some rows of a CSV file, unparsed."""
-
-    columns: dict[str, tuple[str, ...]]
-    lines: Rows
-    """Line of each row in the file."""
-    decimal_comma: bool
-    """Whether numbers may have a decimal comma."""
-
-    def numeric(self, name: str) -> Iterable[str]:
-        """Return the cells of a column with decimal points."""
-        return map(_with_point, self.columns[name]) if self.decimal_comma else self.columns[name]
-
-
-def read_cells(path: Path) -> Iterator[Cells]:
-    """Yield a CSV file chunk by chunk; the first chunk has no rows.
-
-    The file is UTF-8 with a header. The delimiter is the most frequent of , ; tab | in the header. If it is a
-    semicolon, numbers may have a decimal comma.
-    """
-    try:
-        with open_regular(path) as binary, io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
-            delimiter = max(DELIMITERS, key=file.readline(LONGEST_LINE).count)
-            file.seek(0)
-            reader = csv.reader(_lines(path, file), delimiter=delimiter, strict=True)
-            names = _header(path, next(reader, []))
-            yield Cells(dict.fromkeys(names, ()), np.empty(0, np.int64), delimiter == ";")
-            for rows, lines in _chunks(path, reader, len(names)):
-                yield Cells(dict(zip(names, zip(*rows, strict=True), strict=True)), lines, delimiter == ";")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 ({error.reason}, byte {error.start}): save it as UTF-8") from None
-    except csv.Error as error:
-        raise UserError(f"{path}, line {reader.line_num}: not valid CSV ({error}): correct the file") from None
-
-
-def _lines(path: Path, file: TextIO) -> Iterator[str]:
-    while line := file.readline(LONGEST_LINE):
-        if len(line) == LONGEST_LINE:
-            raise UserError(f"{path} has a line of more than {LONGEST_LINE:,} characters: check that it is CSV")
-        yield line
-
-
-def _read_csv(path: Path, schema: Schema, budget: Budget) -> Table:
-    chunks = read_cells(path)
+def _read_cells(path: Path, schema: Schema, budget: Budget, problems: list[str] | None, every_row: bool) -> Table:
+    found: list[str] = []
+    notes: list[str] = []
+    chunks = read_cells(path, schema, None if every_row else notes, found)
     wanted = schema.wanted(next(chunks).columns)
     builder = TableBuilder(str(path), wanted, schema, budget)
     for cells in chunks:
-        builder.add_cells((cells.numeric(name) for name in wanted), cells.lines)
-    return builder.table()
+        builder.add_cells((cells.columns[name] for name in wanted), cells.lines, cells.decimal_comma)
+    table = _without_unnamed(builder.table(found, notes))
+    if problems is None and found:
+        raise Problems(found)
+    if problems is not None:
+        problems += found
+    return table
+
+
+def _without_unnamed(table: Table) -> Table:
+    """Return the table without empty columns that have no name, as delimiters at the end of lines make them."""
+    empty = [name for name, column in table.columns.items() if UNNAMED.fullmatch(name) and missing(column).all()]
+    return table.without(*empty)
 
 
 def table_of_cells(cells: Cells, where: str, schema: Schema) -> Table:
     """Return one chunk of a CSV file as a table."""
     wanted = schema.wanted(cells.columns)
     builder = TableBuilder(where, wanted, schema, Budget())
-    builder.add_cells((cells.numeric(name) for name in wanted), cells.lines)
+    builder.add_cells((cells.columns[name] for name in wanted), cells.lines, cells.decimal_comma)
     return builder.table()
-
-
-def _with_point(cell: str) -> str:
-    return cell.replace(",", ".") if DECIMAL_COMMA.fullmatch(cell.strip()) else cell
-
-
-def _header(path: Path, cells: Sequence[str]) -> list[str]:
-    names = [cell.strip() for cell in cells]
-    if not any(names):
-        raise UserError(f"{path} has no header: write the names of the columns into its first line")
-    seen = set[str]()
-    for k, name in enumerate(names):
-        if not name:
-            raise UserError(f"{path}: column {k + 1} has no name: name it, or save the file without an index")
-        require_name(name, str(path), "the column")
-        if name in seen:
-            raise UserError(f"{path} has two columns {name!r}: rename or remove one of them")
-        seen.add(name)
-    return names
-
-
-def _chunks(path: Path, reader: Any, width: int) -> Iterator[tuple[list[list[str]], Rows]]:
-    """Yield rows with their line numbers, some at a time, without empty lines."""
-    most = max(1, min(CHUNK, CELLS // width))
-    rows: list[list[str]] = []
-    lines: list[int] = []
-    for row in reader:
-        if not row:
-            continue
-        if len(row) != width:
-            raise UserError(
-                f"{path}, line {reader.line_num} has {len(row)} cells and the header {width}: correct the line, and "
-                "quote text that contains the delimiter"
-            )
-        rows.append(row)
-        lines.append(reader.line_num)
-        if len(rows) == most:
-            yield rows, np.array(lines)
-            rows, lines = [], []
-    if rows:
-        yield rows, np.array(lines)
 
 
 def read_batches(path: Path, schema: Schema | None = None, budget: Budget | None = None) -> Iterator[dict[str, Any]]:
@@ -182,7 +104,10 @@ def read_batches(path: Path, schema: Schema | None = None, budget: Budget | None
     with open_regular(path) as binary:
         try:
             with parquet.ParquetFile(binary) as file:
-                names = _header(path, file.schema_arrow.names)
+                problems: list[str] = []
+                names = header(path, file.schema_arrow.names, schema or Schema(), [], problems)
+                if problems or names != [name.strip() for name in file.schema_arrow.names]:
+                    raise UserError(f"{path} repeats a column or has one without a name: rename it")
                 wanted = (schema or Schema()).wanted(names)
                 if budget:
                     budget.require(4 * len(wanted) * file.metadata.num_rows, str(path))
@@ -214,12 +139,12 @@ def typed_array(path: Path, name: str, array: Any) -> Any:
         ) from None
 
 
-def _read_parquet(path: Path, schema: Schema, budget: Budget) -> Table:
+def _read_parquet(path: Path, schema: Schema, budget: Budget, problems: list[str] | None) -> Table:
     batches = read_batches(path, schema, budget)
     builder = TableBuilder(str(path), list(next(batches)), schema, budget, unit="row")
     for batch in batches:
         builder.add_arrays([typed_array(path, name, array) for name, array in batch.items()])
-    return builder.table()
+    return builder.table(problems)
 
 
 def _read_npz(path: Path, schema: Schema, budget: Budget) -> Table:

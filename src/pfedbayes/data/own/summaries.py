@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -30,7 +31,9 @@ from pfedbayes.data.own.columns import (
     require_name,
     take,
 )
+from pfedbayes.data.own.spelling import unified
 from pfedbayes.data.own.times import read_events, read_times
+from pfedbayes.data.own.writing import Writing
 from pfedbayes.data.splits import Rows
 from pfedbayes.errors import UserError, one_line
 from pfedbayes.files.checksums import dump_json
@@ -41,6 +44,9 @@ MAX_CLASSES = 1000  # of a target
 MAX_ROWS = 10**10  # of a client
 MAX_INTEGER_CLASSES = 20  # a target with at most this many different values, all integers, holds classes
 MAX_QUANTILES = 33
+IDENTIFIER = re.compile(
+    r"(?i:(^|[\W_])(ids?|uuid|guid|nr|number|key|index|idx|row|rownames?|mrn)$)|[a-z]I[Dd]$|^column 1$|^Unnamed: 0$"
+)  # names of columns whose numbers say nothing, if they are all different
 ROWS_PER_QUANTILE = 4  # at least; so the smallest and the largest row of a client do not leave it
 
 
@@ -65,6 +71,8 @@ class ColumnSummary:
     """Whether all values are integers."""
     quantiles: tuple[float, ...] = ()
     """Numbers of K rows, at the levels (k + 1/2) / K of the sorted numbers; empty for text and for few rows."""
+    identifies: bool = False
+    """Whether every row has another value, as names and patient numbers do."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,8 @@ class ClientSummary:
     """Whether examples are images."""
     events: ColumnSummary | None = None
     """For survival, aggregates of the times of events; censored rows count as missing."""
+    writing: Writing = dataclasses.field(default_factory=Writing)
+    """How the cells of the table are written."""
 
     @property
     def every(self) -> tuple[ColumnSummary, ...]:
@@ -120,6 +130,10 @@ def require_sound(summary: ClientSummary) -> None:
             least = min(summary.target.mean, summary.events.mean, *summary.events.quantiles)
             _require(least >= 0, f"it has the time {least}")
         _require(not summary.image or shape is not None, "images have no shape")
+        for text in (*(date.name for date in summary.writing.dates), *summary.writing.decimal_comma):
+            require_name(text, where, "the column")
+        for text in summary.writing.missing:
+            require_name(text, where, "the text")
         for column in summary.every:
             require_name(column.name, where, "the column")
             _require_sound_column(column, rows, MAX_CLASSES if column is summary.target else MAX_CATEGORIES)
@@ -195,6 +209,7 @@ def summarise(
         shape=None if table.x is None else table.x.shape[1:],
         image=table.x is not None and table.x.dtype == np.uint8,
         events=events,
+        writing=table.writing,
     )
 
 
@@ -204,13 +219,21 @@ def summarise_column(name: str, column: Column, quantiles: bool = False) -> Colu
     count = int(present.sum())
     kind = _kind(column)
     if isinstance(column, Texts):
-        return ColumnSummary(name, kind, count, len(present) - count, values=_categories(column, MAX_CATEGORIES))
+        values = _categories(column, MAX_CATEGORIES)
+        return ColumnSummary(
+            name, kind, count, len(present) - count, values=values, identifies=values is None or len(values) == count
+        )
     numbers = column[present]
     mean = float(numbers.mean()) if count else 0.0
     return ColumnSummary(
         name, kind, count, len(present) - count, mean, float(np.square(numbers - mean).sum()),
         quantiles=interior_quantiles(numbers) if quantiles else (),
+        identifies=IDENTIFIER.search(name) is not None and _are_different_integers(numbers),
     )  # fmt: skip
+
+
+def _are_different_integers(numbers: Numbers) -> bool:
+    return bool((numbers == np.rint(numbers)).all()) and len(np.unique(numbers)) == len(numbers)
 
 
 def interior_quantiles(numbers: Numbers) -> tuple[float, ...]:
@@ -304,7 +327,7 @@ def merge(columns: Sequence[ColumnSummary], summaries: Sequence[ClientSummary]) 
     mean = math.fsum(column.mean * column.count for column in columns) / count if count else 0.0
     squares = math.fsum(column.squares + column.count * (column.mean - mean) ** 2 for column in columns)
     sets = [column.values for column in columns if column.kind]
-    values = None if None in sets else tuple(by_value({canonical(value) for own in sets for value in own or ()}))
+    values = None if None in sets else tuple(by_value(unified({canonical(x) for own in sets for x in own or ()})))
     return ColumnSummary(
         columns[0].name,
         next(iter(by_kind), None),
@@ -314,4 +337,6 @@ def merge(columns: Sequence[ColumnSummary], summaries: Sequence[ClientSummary]) 
         squares,
         values,
         all(column.whole for column in columns if column.kind),
+        identifies=all(column.identifies for column in columns if column.kind)
+        and (values is None or len(values) == count),
     )

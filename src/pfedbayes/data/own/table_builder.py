@@ -1,45 +1,28 @@
-"""Build tables chunk by chunk from cells of text or from typed arrays.
-
-A column holds either numbers or text. A mixture is refused, unless the column is declared to hold categories.
-"""
+"""Build tables chunk by chunk from cells of text or from typed arrays."""
 
 from __future__ import annotations
 
-import datetime
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedbayes.data.own.columns import (
-    LARGEST,
-    MAX_CATEGORIES,
-    Budget,
-    Column,
-    Kind,
-    Numbers,
-    Schema,
-    Table,
-    Texts,
-    as_number,
-    as_text,
-    require_name,
-)
+from pfedbayes.data.own.column_builder import ColumnBuilder
+from pfedbayes.data.own.columns import LARGEST, Budget, Column, Schema, Table, require_name
+from pfedbayes.data.own.dates import date_parts
+from pfedbayes.data.own.writing import Writing
 from pfedbayes.data.splits import Rows
-from pfedbayes.errors import UserError, one_line
-
-MISSING = {"", "?", "na", "n/a", "#n/a", "nan", "-nan", "nat", "null", "<na>"}  # "none" may be an answer
-NUMERALS = set("0123456789+-.eE") | set("nan")  # what cells of numbers consist of; "nan" is a missing one
-INFINITE = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
-CONTAINERS = (list, tuple, dict, set, np.ndarray, bytearray, memoryview, complex)
-TIMES = (datetime.date, datetime.time, datetime.timedelta)
+from pfedbayes.errors import Problems, UserError
 
 
-def table_of(columns: Mapping[str, Any], where: str, schema: Schema, budget: Budget | None = None) -> Table:
-    """Return the columns of a pandas frame, or of any mapping from names to arrays, as a table."""
+def table_of(
+    columns: Any, where: str, schema: Schema, budget: Budget | None = None, problems: list[str] | None = None
+) -> Table:
+    """Return the columns of a data frame, or of any mapping from names to arrays, as a table."""
+    columns = columns_of(columns, where)
     names = schema.wanted(columns)
     for name in names:
         if not isinstance(name, str):
@@ -47,7 +30,22 @@ def table_of(columns: Mapping[str, Any], where: str, schema: Schema, budget: Bud
         require_name(name, where, "the column")
     builder = TableBuilder(where, names, schema, budget or Budget(), unit="row")
     builder.add_arrays([np.asarray(columns[name]) for name in names])
-    return builder.table()
+    return builder.table(problems)
+
+
+def columns_of(frame: Any, where: str) -> Mapping[str, Any]:
+    """Return the columns of a pandas or polars frame by name; a mapping as it is."""
+    if isinstance(frame, Mapping):
+        return frame
+    names = list(getattr(frame, "columns", ()))
+    if not names:
+        raise UserError(
+            f"{where} is {type(frame).__name__}: give a pandas or polars frame, or a mapping from names to arrays"
+        )
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise UserError(f"{where} has two columns {name!r}: rename or remove one of them")
+    return {name: frame[name] for name in names}
 
 
 def table_of_arrays(
@@ -66,18 +64,18 @@ class TableBuilder:
     """A table under construction."""
 
     def __init__(self, where: str, names: Sequence[str], schema: Schema, budget: Budget, unit: str = "line") -> None:
-        self._where, self._unit, self._budget = where, unit, budget
+        self._where, self._unit, self._budget, self._schema = where, unit, budget, schema
         self._names = names
-        roles = set(schema.roles)
-        self._columns = [_ColumnBuilder(name, where, unit, schema.kinds.get(name), name in roles) for name in names]
+        self._problems: list[str] = []
+        self._columns = [ColumnBuilder(name, where, unit, schema, self._problems) for name in names]
         self._lines: list[Rows] = []
         self._count = 0
 
-    def add_cells(self, columns: Iterable[Iterable[str]], lines: Rows) -> None:
-        """Append rows given as columns of text."""
+    def add_cells(self, columns: Iterable[Iterable[str]], lines: Rows, comma: bool = False) -> None:
+        """Append rows given as columns of text. comma: whether a comma separates decimals."""
         self._added(lines)
         for column, cells in zip(self._columns, columns, strict=True):
-            self._budget.spend(column.add_cells(list(cells), lines), self._where)
+            self._budget.spend(column.add_cells(list(cells), lines, comma), self._where)
 
     def add_arrays(self, arrays: Sequence[NDArray[Any]]) -> None:
         """Append rows given as typed arrays, one per column."""
@@ -93,144 +91,36 @@ class TableBuilder:
         self._lines.append(lines)
         self._count += len(lines)
 
-    def table(self) -> Table:
-        """Return the table of all rows."""
+    def table(self, problems: list[str] | None = None, notes: Sequence[str] = ()) -> Table:
+        """Return the table of all rows. What is wrong with it is raised, or appended to `problems`."""
         lines = np.concatenate([np.empty(0, np.int64), *self._lines])
-        columns = {name: column.column() for name, column in zip(self._names, self._columns, strict=True)}
-        return Table(self._where, columns, lines, unit=self._unit)
+        built = {name: column.built() for name, column in zip(self._names, self._columns, strict=True)}
+        dates = tuple(each.date for each in built.values() if each.date)
+        commas = tuple(name for name, each in built.items() if each.comma)
+        columns: dict[str, Column] = {}
+        for name, each in built.items():
+            for part, cells in [(name, each.column)] if each.date is None else _parts(each.date, each.column):
+                if part in columns or (part != name and part in built):
+                    self._problems.append(f"{self._where} has a column {part!r}, which {name!r} would make: rename it")
+                columns[part] = cells
+        if problems is None and self._problems:
+            raise Problems(self._problems)
+        if problems is not None:
+            problems += self._problems
+        writing = Writing(dates, commas, self._schema.writing.missing)
+        return Table(self._where, columns, lines, unit=self._unit, writing=writing, notes=tuple(notes))
 
 
-class _ColumnBuilder:
-    """A column under construction.
+def _parts(date: Any, column: Column) -> Iterator[tuple[str, Column]]:
+    yield from zip(date.parts, date_parts(np.asarray(column)), strict=True)
 
-    The first cell that is not missing decides whether it holds numbers or text, unless that is declared.
-    """
 
-    def __init__(self, name: str, where: str, unit: str, kind: Kind | None, is_role: bool) -> None:
-        self._name, self._where, self._unit = name, where, unit
-        self._kind, self._declared, self._is_role = kind, kind, is_role
-        self._parts: list[NDArray[Any]] = []
-        self._levels: dict[str, int] = {}
-        self._first: tuple[int, str] | None = None  # line and text of the first cell that is not missing
-
-    def add_array(self, array: NDArray[Any], lines: Rows) -> int:
-        """Append cells and return the bytes that they take."""
-        kind = array.dtype.kind
-        if kind in "iuf" and self._kind != "category":
-            with np.errstate(over="ignore"):  # a wider type may hold larger numbers; they are refused as infinite
-                return self._add_numbers(array.astype(np.float64), lines)
-        if kind in "mMcV":
-            raise self._unsuitable(array.dtype)
-        if kind == "f":  # the shortest text that is this number in its own precision
-            return self.add_cells(["" if np.isnan(cell) else as_text(float(str(cell))) for cell in array], lines)
-        try:
-            values = array.tolist()
-            cells = [self._cell(value) for value in values]
-        except ValueError as error:  # neither UTF-8 nor a code point, or an integer of thousands of digits
-            raise UserError(
-                f"{self._where}: the column {self._name!r} holds text that cannot be read ({one_line(error)}): save it "
-                "as UTF-8"
-            ) from None
-        if self._kind is None and any(isinstance(value, str | bytes | bool) for value in values):
-            self._kind = "category"  # a string stays text, even if it looks like a number
-            self._declared = "category"
-        return self.add_cells(cells, lines)
-
-    def _cell(self, value: Any) -> str:
-        if isinstance(value, bytes):
-            return value.decode()
-        # pandas.NaT is a date, but stands for a missing cell
-        if isinstance(value, CONTAINERS) or (isinstance(value, TIMES) and str(value) != "NaT"):
-            raise self._unsuitable(type(value).__name__)
-        return "" if value is None else str(value)
-
-    def _unsuitable(self, kind: object) -> UserError:
-        return UserError(
-            f"{self._where}: the column {self._name!r} has the type {kind}: convert it to numbers or text, or leave it "
-            f"out with data.ignore=[{self._name!r}]"
-        )
-
-    def add_cells(self, cells: Sequence[str], lines: Rows) -> int:
-        """Append cells of text and return the bytes that they take."""
-        if self._declared == "category":
-            return self._add_texts(cells, lines)
-        stripped = [cell.strip() for cell in cells]
-        cleaned = ["nan" if cell.lower() in MISSING else cell for cell in stripped]
-        if set("".join(cleaned)) <= NUMERALS:
-            try:
-                numbers = np.array(cleaned, dtype=np.float64)
-            except ValueError:
-                return self._add_texts(cells, lines)
-            return self._add_numbers(numbers, lines)
-        return self._add_texts(cells, lines)
-
-    def _add_numbers(self, numbers: Numbers, lines: Rows) -> int:
-        present = np.flatnonzero(~np.isnan(numbers))
-        if len(present):
-            if self._kind == "category":
-                self._refuse(int(lines[present[0]]), as_text(numbers[present[0]]), "text")
-            if len(odd := np.flatnonzero(np.abs(numbers) > LARGEST)):
-                raise self._too_large(int(lines[odd[0]]), float(numbers[odd[0]]))
-            self._kind = "number"
-            self._first = self._first or (int(lines[present[0]]), as_text(numbers[present[0]]))
-        if self._kind == "category":  # all cells are missing
-            return self._keep(np.full(len(numbers), -1, dtype=np.int32))
-        return self._keep(numbers)
-
-    def _too_large(self, line: int, number: float) -> UserError:
-        size = "infinite" if np.isinf(number) else f"{number:g}, beyond ±{LARGEST:g}"
-        return UserError(
-            f"{self._where}, {self._unit} {line}: the column {self._name!r} is {size}: give another number, leave the "
-            "cell empty, or list the column in data.categories"
-        )
-
-    def _add_texts(self, cells: Sequence[str], lines: Rows) -> int:
-        codes = np.full(len(cells), -1, dtype=np.int32)
-        grown = 0
-        for k, cell in enumerate(cells):
-            text = cell.strip()
-            if text.lower() in MISSING:
-                continue
-            if self._declared != "category":
-                if self._kind != "category" and INFINITE.fullmatch(text):
-                    raise self._too_large(int(lines[k]), float(text))
-                is_number = as_number(text) is not None
-                if self._kind is None:
-                    self._kind = "number" if is_number else "category"
-                if is_number != (self._kind == "number"):
-                    self._refuse(int(lines[k]), text, "numbers" if self._kind == "number" else "text")
-            self._first = self._first or (int(lines[k]), text)
-            if text not in self._levels:
-                require_name(text, f"{self._where}, {self._unit} {lines[k]}", f"the text in the column {self._name!r},")
-                grown += 2 * len(text) + 100
-                self._levels[text] = len(self._levels)
-                if len(self._levels) > MAX_CATEGORIES and not self._is_role:
-                    raise UserError(
-                        f"{self._where}: the column {self._name!r} has more than {MAX_CATEGORIES} categories, "
-                        f"such as {text!r}: leave it out with data.ignore=[{self._name!r}], or write numbers or fewer "
-                        "categories"
-                    )
-            codes[k] = self._levels[text]
-        return grown + self._keep(codes)
-
-    def _keep(self, part: NDArray[Any]) -> int:
-        self._parts.append(part)
-        return part.nbytes
-
-    def _refuse(self, line: int, text: str, holds: str) -> None:
-        if self._first:
-            reason = f"the column holds {holds} elsewhere ({self._unit} {self._first[0]}: {self._first[1]!r})"
-        else:
-            reason = f"the column must hold {holds}"
-        raise UserError(
-            f"{self._where}, {self._unit} {line}: the column {self._name!r} is {text!r}, but {reason}: correct the "
-            "cell, leave it empty if the value is missing, or list the column in data.categories"
-        )
-
-    def column(self) -> Column:
-        """Return the column of all cells."""
-        if self._kind == "category":
-            # All cells before the first text are missing.
-            codes = [part if part.dtype == np.int32 else np.full(len(part), -1, np.int32) for part in self._parts]
-            return Texts(np.concatenate([np.empty(0, np.int32), *codes]), tuple(self._levels))
-        return np.concatenate([np.empty(0), *self._parts])
+def with_dates(table: Table, dates: Writing) -> Table:
+    """Return the table with its empty columns as dates, where other tables have dates in columns of that name."""
+    columns: dict[str, Column] = {}
+    absent = np.full(len(table), np.nan)
+    for name, column in table.columns.items():
+        date = dates.date(name)
+        empty = date is not None and not isinstance(column, tuple) and bool(np.isnan(column).all())
+        columns |= dict.fromkeys(date.parts, absent) if date is not None and empty else {name: column}
+    return replace(table, columns=columns)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import os
 import tempfile
@@ -20,8 +19,9 @@ from torch import Tensor
 
 from pfedbayes.engine.population.base import HOST, Population, staging, to_host
 from pfedbayes.errors import UserError
+from pfedbayes.files.locking import lock
 from pfedbayes.files.tensors import Rows
-from pfedbayes.files.writing import open_to_write
+from pfedbayes.files.writing import NO_DETOUR, open_to_write
 from pfedbayes.maths.trees import leaves, tree_map
 from pfedbayes.methods.base import State
 
@@ -124,7 +124,7 @@ class FilePopulation(Population):
             ):
                 descriptor = os.dup(file.fileno())
             self._descriptors.append(descriptor)
-            _lock(descriptor, fcntl.LOCK_EX, self._path)
+            _lock(descriptor, self._path)
             self._own = descriptor
         return self._own
 
@@ -177,9 +177,9 @@ class FilePopulation(Population):
             descriptor = self._open()
         else:
             with self._file_errors("read", path):
-                descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+                descriptor = os.open(path, os.O_RDONLY | NO_DETOUR)
             self._descriptors.append(descriptor)
-            _lock(descriptor, fcntl.LOCK_SH, path)
+            _lock(descriptor, path, shared=True)
         rows = tensors["rows"].tolist()
         length = os.fstat(descriptor).st_size
         there = min(rows, default=0) >= 0 and (max(rows, default=-1) + 1) * self._row_bytes <= length
@@ -235,12 +235,10 @@ def _close_all(descriptors: list[int]) -> None:
         os.close(descriptors.pop())
 
 
-def _lock(descriptor: int, kind: int, path: Path | None) -> None:
+def _lock(descriptor: int, path: Path | None, shared: bool = False) -> None:
     """Lock a file: shared to read it, exclusively to write to it."""
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"{path} is in use: wait for the run, or close the program that has loaded it") from None
+    if not lock(descriptor, shared):
+        raise UserError(f"{path} is in use: wait for the run, or close the program that has loaded it")
 
 
 @cache
