@@ -280,7 +280,7 @@ def _reference(used: _Models, gated: Gated | None) -> Reference | None:
     by_model = model_scores(likelihood, used.outputs).cpu() if gated is None else -gated.own.evidence
     (far,) = held_out_distances(used.federation, used.folds)
     both = torch.stack([by_model, far.to(by_model)], dim=1).float()
-    return Reference(fit_inputs(shards.x[shards.train[0]]), both)
+    return Reference(fit_inputs(shards.x[shards.train[0]]), both, gated is not None)
 
 
 class _Evidence(NamedTuple):
