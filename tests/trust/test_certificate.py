@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from federations import federation, make_model, make_shards, trained
+from federations import federation, make_model, trained
 from pfedbayes.data import DataConfig, load_shards
 from pfedbayes.engine.personalisation import personalise, prior_of
 from pfedbayes.engine.plan import Plan

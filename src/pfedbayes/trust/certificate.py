@@ -95,7 +95,21 @@ class Certificate:
     posterior: Tensor = field(repr=False, compare=False)
     """Means and rhos (2, T) of the certified model."""
     largest: float | None = None
-    """For numbers, the squared error, in units of the target of the network, that counts as 1."""
+    """For numbers, the squared error, in squared units of the target, that counts as 1."""
+
+    def shown(self, share: float) -> float:
+        """Return an error as users read it: in percent, or as a root mean squared error in units of the target."""
+        return 100 * share if self.largest is None else math.sqrt(share * self.largest)
+
+    def claim(self) -> str:
+        """Return what is certified of a drawn network, as the end of a sentence."""
+        if self.largest is None:
+            return f"is wrong on at most {self.bound:.1%} of new rows"
+        return f"has a root mean squared error of at most {self.shown(self.bound):.4g}, with {self.clipping()}"
+
+    def clipping(self) -> str:
+        """Return how errors of numbers are clipped."""
+        return f"errors above {math.sqrt(self.largest or 0):.4g} counted as {math.sqrt(self.largest or 0):.4g}"
 
     def as_json(self) -> dict[str, Any]:
         """Return all fields except the posterior."""
@@ -158,7 +172,16 @@ def certify(
             for zeta in zetas:
                 candidates[_Recipe(scale, "elbo", zeta)] = personalise(narrow, shards, steps, zeta)
     return [
-        _certificate({_Recipe(): as_it_is} | candidates, tuple(candidates), which, client, s, delta, draws, _unit(federation.shards))
+        _certificate(
+            {_Recipe(): as_it_is} | candidates,
+            tuple(candidates),
+            which,
+            client,
+            s,
+            delta,
+            draws,
+            _unit(federation.shards),
+        )
         for s in range(len(federation.seeds))
         for client in range(len(shards.names))
     ]
@@ -307,8 +330,13 @@ def _certificate(
         hold_out=hold_out,
         held_out=_measured(*of_prior),
         posterior=candidates[best].personal_state(client, s).q.cpu(),
-        largest=CLIP * unit if is_of_numbers(likelihood) else None,
+        largest=CLIP * unit * _deviation(as_prior.shards) ** 2 if is_of_numbers(likelihood) else None,
     )
+
+
+def _deviation(shards: Shards) -> float:
+    """Return the unit of standardised targets."""
+    return 1.0 if shards.preprocessing is None else shards.preprocessing.target.deviation
 
 
 def _prior_of(candidates: Mapping[_Recipe, Federation], recipe: _Recipe) -> Federation:
