@@ -143,7 +143,7 @@ def test_numbers_are_predicted_in_their_own_units(home, run):
     assert "without a guarantee" in done.err
     done = run("personalize", "cost", "--data", "west.csv", "--client", "far west")
     assert "by cross-validation in 5 folds: RMSE " in done.out
-    assert "no certificate: a certificate bounds an error rate" in done.out
+    assert "a network drawn from its model has a root mean squared error of at most " in done.out
 
 
 def test_the_shared_model_may_be_asked_for_anybody(home, run):

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from clinics import clinics
 
 import pfedbayes as package
@@ -12,6 +13,7 @@ from pfedbayes.errors import UserError
 from pfedbayes.runs.execute import execute
 from pfedbayes.runs.experiment import read_experiment
 from pfedbayes.serving.newcomers import COMPARED, FOLDS, STEPS, Joined, _newcomer
+from pfedbayes.trust.certificate import Certificate, Measured
 from pfedbayes.trust.joining import Verdict
 
 
@@ -194,8 +196,10 @@ def verdict(conclusion, alone=0.5, joined=0.4, probability=0.97):
 
 
 def test_the_result_in_words():
-    measured = SimpleNamespace(size=1200, gibbs=0.125)
-    certificate = SimpleNamespace(delta=0.05, bound=0.25, vacuous=False, certified=measured, kl=3.14159)
+    measured = Measured(1200, 0.125, 0.1)
+    posterior = torch.empty(0)
+    certificate = Certificate("west", 1, "shared", 1.0, "elbo", 1.0, 3.14159, 200, 0.05, 0.25, False, measured, None,
+                              0.3, measured, posterior)  # fmt: skip
     client = SimpleNamespace(name="west", which="personal")
     joined = Joined(
         client=client, trained=1000, held=2000, folds=0, own={"accuracy": 87.65432, "nll": 0.4},
@@ -210,8 +214,10 @@ def test_the_result_in_words():
         "certificate: with 95% confidence, a network drawn from its model is wrong on at most 25.0% of new rows; based "
         "on all 1,200 rows, of which 12.5% are wrong, and a KL of 3.1 nats from the shared model",
     ]
-    certificate.vacuous, measured.size = True, 1
-    doubtful = dataclasses.replace(joined, unchecked=True)
+    measured = dataclasses.replace(measured, size=1)
+    doubtful = dataclasses.replace(
+        joined, unchecked=True, certificate=dataclasses.replace(certificate, vacuous=True, certified=measured)
+    )
     assert "of new rows (vacuous: no better than guessing); based on 1 row, of" in doubtful.describe()[3]
     assert doubtful.describe()[4].startswith("it holds only if the run was not trained on these rows")
     numbers = dataclasses.replace(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -20,9 +20,16 @@ def certify(
         int,
         typer.Option(min=1, max=MOST_DRAWS, help="Training steps on the held-out examples, from the personal model."),
     ] = 100,
+    objective: Annotated[
+        Literal["bound", "elbo"] | None,
+        typer.Option(
+            help="What these steps minimise: the bound, or the method's ELBO at two weights of the KL term. "
+            "Default: the bound for labels, the ELBO for numbers."
+        ),
+    ] = None,
     draws: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST_DRAWS, help="Weight draws per example. Default: 20, or 1000 for convolutions."),
+        typer.Option(min=1, max=MOST_DRAWS, help="Weight draws per example. Default: 200, or 1000 for convolutions."),
     ] = None,
     device: Device = "auto",
     trust_module: TrustModule = False,
@@ -38,25 +45,35 @@ def certify(
     """
     from pfedbayes.serving.certificates import CERTIFICATES, POSTERIORS, certify_run
 
-    certificates = certify_run(folder, device, trust_module, delta=delta, steps=steps, draws=draws)
+    certificates = certify_run(folder, device, trust_module, delta=delta, objective=objective, steps=steps, draws=draws)
     if as_json:
         typer.echo(json.dumps([certificate.as_json() for certificate in certificates]))
         return
-    table = Table(title=f"Error of the certified models in %; each bound holds with probability {1 - delta:g}")
+    unit = "in %" if certificates[0].largest is None else "(RMSE)"
+    table = Table(title=f"Error of the certified models {unit}; each bound holds with probability {1 - delta:g}")
     for heading in ("client", "seed", "bound", "Gibbs", "averaged", "hold-out", "examples", "KL"):
         table.add_column(heading, justify="left" if heading == "client" else "right", no_wrap=True)
     for one in certificates:
-        shown = ("vacuous " if one.vacuous else "") + f"{100 * one.bound:.1f}"
-        test = (f"{100 * one.test.gibbs:.1f}", f"{100 * one.test.mc:.1f}") if one.test else ("–", "–")
-        last = (f"{100 * one.hold_out:.1f}", str(one.certified.size), f"{one.kl:.1f}")
+        number = ".1f" if one.largest is None else ".4g"
+        shown = ("vacuous " if one.vacuous else "") + f"{one.shown(one.bound):{number}}"
+        tested = (one.test.gibbs, one.test.mc) if one.test else ()
+        test = [f"{one.shown(error):{number}}" for error in tested] or ["–", "–"]
+        last = (f"{one.shown(one.hold_out):{number}}", str(one.certified.size), f"{one.kl:.1f}")
         table.add_row(printable(one.client), str(one.seed), shown, *test, *last)
     console().print(table)
     echo(
         "bound: upper bound on the error of one network drawn from the certified model (Gibbs). Gibbs, averaged: test "
         f"error of one draw, and of the average of {certificates[0].draws} draws. hold-out: hold-out bound on the "
         "averaged prediction of the model of the run. examples: held out by the run. KL: divergence of the certified "
-        "model from that model, in nats. vacuous: no better than guessing."
+        "model from the one before it trained on them, in nats. vacuous: no better than guessing."
     )
+    trained = sum(one.objective is not None for one in certificates)
+    echo(
+        f"{trained} of {len(certificates)} certified models have trained on these examples; the others are the run's "
+        "models, perhaps with narrower distributions (scale in the file)."
+    )
+    if certificates[0].largest is not None:
+        echo(f"numbers: {certificates[0].clipping()}, since a bound needs a largest error.")
     echo(f"certificates and certified models: {folder / CERTIFICATES}, {folder / POSTERIORS}")
 
 

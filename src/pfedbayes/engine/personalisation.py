@@ -70,7 +70,7 @@ def as_prior(method: Method, server: State) -> Tensor:
     return torch.stack([q.mu, rho_of(q.sigma)])
 
 
-class _FixedPriors(Method):
+class FixedPriors(Method):
     """Clients without aggregation: the server state (N, 2, T) holds one fixed prior per client."""
 
     def init(self, theta: Tensor, num_clients: int, net: Net) -> Tensor:
@@ -84,7 +84,7 @@ class _FixedPriors(Method):
 
 
 @dataclass(frozen=True)
-class PFedBayesFromPriors(_FixedPriors, PFedBayes):
+class PFedBayesFromPriors(FixedPriors, PFedBayes):
     """pFedBayes, each client from its own fixed prior."""
 
     about = PFedBayes.about._replace(shared=False, averages=False)
@@ -101,7 +101,7 @@ class _LocalPosterior(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HierarchicalFromPriors(_FixedPriors):
+class HierarchicalFromPriors(FixedPriors):
     """A posterior over the weights of each client, under a fixed prior: that of a new client, or its own posterior."""
 
     eta_mean: float
@@ -152,15 +152,17 @@ def personalise(
     steps: int = 200,
     zeta: float | None = None,
     left_out: Sequence[tuple[Tensor, ...]] = (),
+    method: Method | None = None,
 ) -> Federation:
     """Train a posterior for each client of `shards` and return them as a federation.
 
     Training starts at the prior. The KL term, with weight `zeta` (default: the method's), ties the posterior to it.
+    method: another one to train with, from fixed priors.
 
     left_out: for each fold of a cross-validation, the pool rows that each client leaves out. Posteriors without them
     train in the same batch, as copies of the federation of the first seed.
     """
-    fixed = _from_priors(_require_posterior(prior.method), steps, zeta)
+    fixed = method or _from_priors(_require_posterior(prior.method), steps, zeta)
     # All steps fit in one round, because nothing has to be sent in between.
     training = Training(rounds=1, local_steps=max(1, steps), batch_size=prior.batch_size)
     copies = [Copy(rows) for rows in left_out]

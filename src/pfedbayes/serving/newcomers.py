@@ -107,10 +107,12 @@ class Joined:
         one = self.certificate
         vacuous = " (vacuous: no better than guessing)" if one.vacuous else ""
         every = "all " if one.certified.size > 1 else ""
+        seen = f"of which {one.certified.gibbs:.1%} are wrong"
+        if one.largest is not None:
+            seen = f"where it is {one.shown(one.certified.gibbs):.4g}"
         lines = [
-            f"certificate: with {1 - one.delta:.0%} confidence, a network drawn from its model is wrong on at most "
-            f"{one.bound:.1%} of new rows{vacuous}; based on {every}{_rows(one.certified.size)}, of which "
-            f"{one.certified.gibbs:.1%} are wrong, and a KL of {one.kl:.1f} nats from the shared model"
+            f"certificate: with {1 - one.delta:.0%} confidence, a network drawn from its model {one.claim()}{vacuous}; "
+            f"based on {every}{_rows(one.certified.size)}, {seen}, and a KL of {one.kl:.1f} nats from the shared model"
         ]
         if self.unchecked:
             lines.append("it holds only if the run was not trained on these rows; its data are not here to check")
@@ -284,7 +286,7 @@ def _reference(used: _Models, gated: Gated | None) -> Reference | None:
     by_model = model_scores(likelihood, used.outputs).cpu() if gated is None else -gated.own.evidence
     (far,) = held_out_distances(used.federation, used.folds)
     both = torch.stack([by_model, far.to(by_model)], dim=1).float()
-    return Reference(fit_inputs(shards.x[shards.train[0]]), both)
+    return Reference(fit_inputs(shards.x[shards.train[0]]), both, gated is not None)
 
 
 class _Evidence(NamedTuple):

@@ -223,7 +223,7 @@ def _client(
         own, of_all = (scores_at(rows, gated.usual_share()) for rows in gated[-2:])
     reference = None
     if name in record.names and which in record.strange:
-        reference = Reference(record.inputs[index], record.strange[which][index])
+        reference = Reference(record.inputs[index], record.strange[which][index], which == "gated")
     if name not in record.names:
         caveats.append("there is no guarantee for a client that was not in the run")
     return Client(

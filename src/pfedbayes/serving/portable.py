@@ -180,7 +180,7 @@ def read_client(path: Path, device: str = "auto", trust_module: bool = False) ->
         gated = _gated(about, tensors, weights, len(preprocessing.target.classes or ()))
         return Client(
             about.client, about.which, preprocessing, likelihood, weights.outputs, own, of_all,
-            tuple(about.notes), weights, net, gated, _reference(tensors, preprocessing),
+            tuple(about.notes), weights, net, gated, _reference(tensors, preprocessing, gated is not None),
             _map(about, preprocessing.target.classes),
         )  # fmt: skip
 
@@ -193,7 +193,7 @@ def _map(about: _About, classes: tuple[Any, ...] | None) -> Map:
     return Map(about.log_factor, None if bias is None else torch.tensor(bias, dtype=torch.float64))
 
 
-def _reference(tensors: dict[str, Tensor], preprocessing: Preprocessing) -> Reference | None:
+def _reference(tensors: dict[str, Tensor], preprocessing: Preprocessing, gated: bool) -> Reference | None:
     """Return what the strangeness of new rows needs; None in files of early versions."""
     inputs = read_inputs(tensors, 1, math.prod(preprocessing.shape))
     if not inputs:
@@ -201,7 +201,7 @@ def _reference(tensors: dict[str, Tensor], preprocessing: Preprocessing) -> Refe
     scores = tensors.get("strange", torch.empty(0))
     if scores.dtype != torch.float32 or scores.shape[1:] != (2,) or not bool(scores.isfinite().all()):
         raise ValueError("the scores of its strangeness are missing or have another shape or type")
-    return Reference(inputs[0], scores)
+    return Reference(inputs[0], scores, gated)
 
 
 def _gated(about: _About, tensors: dict[str, Tensor], personal: Weights, classes: int) -> Gated | None:

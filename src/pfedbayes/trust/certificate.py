@@ -1,20 +1,27 @@
-"""PAC-Bayes-kl certificates: upper bounds on the error of a client's model that hold with high probability.
+"""Certificates: upper bounds on the error of a client's model that hold with high probability.
 
-The bound is on the Gibbs error: the error of one network drawn from the client's posterior. It compares the posterior
-with a prior and counts examples that the prior has never seen. There are two sources of such examples:
+The bound is on the Gibbs error: the error of one network drawn from the client's posterior. For numbers it is on the
+squared error, clipped at `CLIP` variances of the targets. The bound counts examples that a prior has never seen. There
+are two sources of such examples:
 
 - A run with data.certify withholds part of each client's training data from the federation. The prior is the client's
-  personal model after the run. The posterior continues training on the withheld examples.
-- A client that was not in the federation. The prior is the shared model, and all of its examples count.
+  personal model after the run.
+- A client that was not in the federation. It trains on half of its examples, from the shared model, and this makes the
+  prior. The other half counts.
+
+Each prior competes at several widths, with two kinds of bounds, each at half of delta. The prior as it is has a
+binomial bound, like any model on held-out examples. A posterior that has trained on the counted examples too has the
+PAC-Bayes-kl bound, which holds for all posteriors at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,20 +32,27 @@ from pfedbayes.engine.personalisation import Prior, personalise, prior_of, weigh
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Which
 from pfedbayes.evaluation.posterior import personal_posterior
-from pfedbayes.maths.gaussian import kl
-from pfedbayes.maths.intervals import binomial_upper, pac_bayes_kl, sampled_mean_upper
+from pfedbayes.maths.gaussian import kl, rho_of, sigma
+from pfedbayes.maths.intervals import binomial_upper, kl_inverse, pac_bayes_kl, sampled_mean_upper
+from pfedbayes.maths.likelihoods import is_of_labels, is_of_numbers
 from pfedbayes.maths.metrics import log_average
 from pfedbayes.nets import Model
 from pfedbayes.nets.reparametrisation import dense_layers, num_drawn_weights
+from pfedbayes.trust.bound_training import TowardsBound
 
-ZETAS = (10.0, 30.0)
-DRAWS_SHARE = 0.2  # share of delta for the weight draws; the rest is for the examples
-DRAWS_PER_EXAMPLE, DRAWS_IN_COMMON = 20, 1000  # see `_draws_per_example`
+Objective = Literal["bound", "elbo"]
+ZETAS = (10.0, 30.0)  # weights of the KL term, for the objective "elbo"
+SCALES = (1.0, 0.3, 0.1)  # widths of the priors, as shares of the model's own
+INFORMED = 0.5  # share of a new client's examples that make its prior
+DRAWS_SHARE = 0.2  # share of a PAC-Bayes bound's delta for the weight draws; the rest is for the examples
+DRAWS_PER_EXAMPLE, DRAWS_IN_COMMON = 200, 1000  # see `_draws_per_example`
+SCREENING = 10  # a candidate is compared with the others by one in so many draws
+CLIP = 4.0  # variances of the targets at which squared errors are clipped
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Errors on a set of examples."""
+    """Errors on a set of examples; for numbers, clipped squared errors as shares of `CLIP` variances."""
 
     size: int
     """Number of examples."""
@@ -55,9 +69,13 @@ class Certificate:
     client: str
     seed: int
     prior: Which
-    """The model that the posterior is compared with."""
+    """The model that the prior comes from."""
+    scale: float
+    """Width of the prior, as a share of that of the model."""
+    objective: Objective | None
+    """What the posterior was trained for; None if it is the prior itself."""
     zeta: float | None
-    """Weight of the KL term in training; None if the posterior is the prior itself."""
+    """Weight of the KL term, if the objective has one."""
     kl: float
     """KL(posterior || prior) in nats."""
     draws: int
@@ -65,17 +83,33 @@ class Certificate:
     delta: float
     bound: float
     vacuous: bool
-    """Whether the bound is no better than guessing among all labels."""
+    """Whether the bound is no better than guessing among all labels, or than always predicting the mean."""
     certified: Measured
     """Errors on the examples that the bound counts."""
     test: Measured | None
     """Errors on test data, which the bound does not use."""
     hold_out: float
-    """The plain alternative: exact binomial bound at the same delta on the error of the prior's averaged prediction."""
+    """The plain alternative: hold-out bound at the same delta on the error of the prior's averaged prediction."""
     held_out: Measured
     """Errors of the prior on the examples that the bound counts."""
     posterior: Tensor = field(repr=False, compare=False)
     """Means and rhos (2, T) of the certified model."""
+    largest: float | None = None
+    """For numbers, the squared error, in squared units of the target, that counts as 1."""
+
+    def shown(self, share: float) -> float:
+        """Return an error as users read it: in percent, or as a root mean squared error in units of the target."""
+        return 100 * share if self.largest is None else math.sqrt(share * self.largest)
+
+    def claim(self) -> str:
+        """Return what is certified of a drawn network, as the end of a sentence."""
+        if self.largest is None:
+            return f"is wrong on at most {self.bound:.1%} of new rows"
+        return f"has a root mean squared error of at most {self.shown(self.bound):.4g}, with {self.clipping()}"
+
+    def clipping(self) -> str:
+        """Return how errors of numbers are clipped."""
+        return f"errors above {math.sqrt(self.largest or 0):.4g} counted as {math.sqrt(self.largest or 0):.4g}"
 
     def as_json(self) -> dict[str, Any]:
         """Return all fields except the posterior."""
@@ -84,61 +118,122 @@ class Certificate:
         return plain
 
 
+class _Recipe(NamedTuple):
+    """How a candidate is made."""
+
+    scale: float = 1.0
+    objective: Objective | None = None
+    """None for the prior itself."""
+    zeta: float | None = None
+
+
 def certify(
     federation: Federation,
     newcomers: Shards | None = None,
     delta: float = 0.05,
+    objective: Objective | None = None,
     zetas: Sequence[float] = ZETAS,
+    scales: Sequence[float] = SCALES,
     steps: int = 100,
     draws: int | None = None,
 ) -> list[Certificate]:
-    """Return the certificates of all seeds and clients, on withheld examples or on the newcomers' training data.
+    """Return the certificates of all seeds and clients, on withheld examples or on newcomers' training data.
 
-    For each zeta, a posterior is trained for `steps` steps. The one with the smallest bound is certified; the prior
-    itself is a candidate too. This choice costs nothing in the bound on the examples, which holds for all posteriors
-    at once. Only the share of delta for the draws is divided among the candidates.
+    Priors of several widths, and posteriors that start from them and train for `steps` steps, compete for the smallest
+    bound.
+
+    objective: "bound" trains for a PAC-Bayes bound; "elbo" as the method does, once for each zeta. Default: "bound" for
+    labels, "elbo" for numbers.
     """
-    _require_labels(federation.model)
+    _require_certifiable(federation.model)
     if not 0 < delta < 1:
         raise UserError(f"delta is {delta}: give a probability between 0 and 1, e.g. 0.05")
-    which: Which = "personal" if newcomers is None else "shared"
+    of_labels = is_of_labels(federation.model.likelihood)
+    objective = objective or ("bound" if of_labels else "elbo")
+    if objective == "bound" and not of_labels:
+        raise UserError("training for the bound needs class probabilities, but these targets are numbers: use elbo")
     if newcomers is None:
-        shards = _withheld(federation.shards)
+        which: Which = "personal"
+        prior, shards = prior_of(federation, "personal"), _withheld(federation.shards)
     else:
+        which = "shared"
         _require_new(federation.shards, newcomers)
-        shards = newcomers
-    prior = prior_of(federation, which)
-    candidates: dict[float | None, Federation] = {None: personalise(prior, shards, steps=0)}
-    for zeta in zetas:
-        candidates[zeta] = personalise(prior, shards, steps, zeta)
+        prior, shards = _informed(prior_of(federation, "shared"), newcomers, steps)
+    as_it_is = personalise(prior, shards, steps=0)
+    candidates: dict[_Recipe, Federation] = {}
+    for scale in scales:
+        narrow = _scaled(prior, scale)
+        candidates[_Recipe(scale)] = personalise(narrow, shards, steps=0)
+        if objective == "bound":
+            noise = getattr(prior.method, "noise_std", 1.0)
+            method = TowardsBound(steps, delta, noise, prior.method.needs.full_batch)
+            candidates[_Recipe(scale, "bound")] = personalise(narrow, shards, steps, method=method)
+        else:
+            for zeta in zetas:
+                candidates[_Recipe(scale, "elbo", zeta)] = personalise(narrow, shards, steps, zeta)
     return [
-        _certificate(candidates, tuple(candidates), which, client, s, delta, draws)
+        _certificate(
+            {_Recipe(): as_it_is} | candidates,
+            tuple(candidates),
+            which,
+            client,
+            s,
+            delta,
+            draws,
+            _unit(federation.shards),
+        )
         for s in range(len(federation.seeds))
         for client in range(len(shards.names))
     ]
+
+
+def _scaled(prior: Prior, scale: float) -> Prior:
+    """Return a prior whose standard deviations are multiplied by `scale`."""
+    if scale == 1:
+        return prior
+    states = (torch.stack([v[..., 0, :], rho_of(scale * sigma(v[..., 1, :]))], -2) for v in prior.states)
+    return dataclasses.replace(prior, states=tuple(states))
+
+
+def _informed(shared: Prior, newcomers: Shards, steps: int) -> tuple[Prior, Shards]:
+    """Return priors that were trained on a random part of each client's examples, and the clients with the others."""
+    generator = torch.Generator().manual_seed(0)
+    mixed = [rows[torch.randperm(len(rows), generator=generator)] for rows in newcomers.train]
+    cuts = [int(INFORMED * len(rows)) for rows in mixed]
+    first = dataclasses.replace(newcomers, train=tuple(rows[:cut] for rows, cut in zip(mixed, cuts, strict=True)))
+    rest = dataclasses.replace(newcomers, train=tuple(rows[cut:] for rows, cut in zip(mixed, cuts, strict=True)))
+    trained, clients = personalise(shared, first, steps), range(len(cuts))
+    states = [torch.stack([trained.personal_state(i, s).q for i in clients]) for s in range(len(shared.seeds))]
+    return dataclasses.replace(shared, states=tuple(states)), rest
+
+
+def _unit(shards: Shards) -> float:
+    """Return the variance of a federation's training targets, which no counted example has a part in; 1 for labels."""
+    return float(shards.y[torch.cat(shards.train)].double().var(0).mean()) if shards.num_classes is None else 1.0
 
 
 def certify_newcomer(prior: Prior, joined: Federation, known: Shards | None, delta: float = 0.05) -> Certificate:
     """Return the certificate of the one client of `joined`, whose model was trained from the shared model `prior`.
 
     All of its examples count, also those that it was trained on: the prior has seen none of them, and the bound allows
-    the posterior to depend on them. known: the data of the run, to check that they share no example; None if they are
-    not available.
+    the posterior to depend on them.
+
+    known: the data of the run, to check that they share no example; None if they are not available.
     """
-    _require_labels(joined.model)
+    _require_certifiable(joined.model)
     shards = joined.shards
     (rows,) = (torch.cat(parts) for parts in zip(shards.train, shards.validation, shards.test, strict=True))
     whole = dataclasses.replace(shards, train=(rows,), validation=(rows[:0],), test=(rows[:0],))
     if known is not None:
         _require_new(known, whole)
-    zeta = weight_of_kl(joined.method)
-    candidates = {None: personalise(prior, whole, steps=0), zeta: joined}
-    return _certificate(candidates, (zeta,), "shared", 0, 0, delta, None)
+    trained = _Recipe(1.0, "elbo", weight_of_kl(joined.method))
+    candidates = {_Recipe(): personalise(prior, whole, steps=0), trained: joined}
+    return _certificate(candidates, (trained,), "shared", 0, 0, delta, None, 1.0 if known is None else _unit(known))
 
 
-def _require_labels(model: Model) -> None:
-    if model.likelihood.task != "classification":
-        raise UserError("a certificate bounds an error rate, but these targets are numbers: give a run with labels")
+def _require_certifiable(model: Model) -> None:
+    if not is_of_labels(model.likelihood) and not is_of_numbers(model.likelihood):
+        raise UserError("there is no certificate for times to an event: it needs an error that is known for every row")
 
 
 def _withheld(shards: Shards) -> Shards:
@@ -177,47 +272,100 @@ def _fingerprints(shards: Shards, rows: Tensor) -> Iterator[bytes]:
 
 
 def _certificate(
-    candidates: dict[float | None, Federation],
-    eligible: Sequence[float | None],
+    candidates: Mapping[_Recipe, Federation],
+    eligible: Sequence[_Recipe],
     prior: Which,
     client: int,
     s: int,
     delta: float,
     draws: int | None,
+    unit: float,
 ) -> Certificate:
     """Return the smallest bound among the eligible candidates.
 
-    candidates: posteriors by their zeta; that of None is the prior itself.
+    A few draws choose the candidate, and all draws then bound it. The bounds of all candidates hold at once, so the
+    choice costs no more than their shares of delta.
+
+    unit: the variance of the targets, for numbers.
     """
-    as_prior = candidates[None]
-    rows, test_rows = as_prior.shards.train[client], as_prior.shards.test[client]
-    size, per_example = len(rows), _draws_per_example(as_prior)
-    draws = draws or (DRAWS_PER_EXAMPLE if per_example else DRAWS_IN_COMMON)
-    trials = draws * size if per_example else draws
-    measured = {zeta: _measure(candidate, client, s, rows, draws) for zeta, candidate in candidates.items()}
-    divergence = {zeta: _divergence(candidate, as_prior, client, s) for zeta, candidate in candidates.items()}
-    bounds = {}
-    for zeta in eligible:
-        gibbs = sampled_mean_upper(measured[zeta].gibbs, trials, DRAWS_SHARE * delta / len(eligible))
-        bounds[zeta] = pac_bayes_kl(gibbs, divergence[zeta], size, (1 - DRAWS_SHARE) * delta)
-    zeta = min(bounds, key=lambda zeta: bounds[zeta])
-    errors = round(measured[None].mc * size)
+    as_prior = candidates[_Recipe()]
+    likelihood, rows, test_rows = as_prior.model.likelihood, as_prior.shards.train[client], as_prior.shards.test[client]
+    draws = draws or (DRAWS_PER_EXAMPLE if _draws_per_example(as_prior) else DRAWS_IN_COMMON)
+    few = max(1, draws // SCREENING)
+    divergence = {each: _divergence(candidates[each], _prior_of(candidates, each), client, s) for each in eligible}
+
+    def bound(recipe: _Recipe, losses: Tensor) -> float:
+        rivals = [each for each in eligible if (each.objective is None) == (recipe.objective is None)]
+        kinds, widths = 1 + (len(rivals) < len(eligible)), len({each.scale for each in rivals})
+        share, of_one_width = delta / (kinds * widths), len(rivals) / widths
+        return _bound(as_prior, recipe, losses, divergence[recipe], share, of_one_width)
+
+    screened = {each: bound(each, _losses(candidates[each], client, s, rows, few, unit)[0]) for each in eligible}
+    best = min(screened, key=lambda each: screened[each])
+    losses, averaged = _losses(candidates[best], client, s, rows, draws, unit)
+    of_prior = _losses(as_prior, client, s, rows, few, unit)
+    found = bound(best, losses)
+    guess = 1 - 1 / (as_prior.shards.num_classes or 1)
+    if is_of_numbers(likelihood):
+        y = as_prior.shards.y[rows].double()
+        guess = float(_squared(y.mean(0) - y, unit).mean())
+        hold_out = kl_inverse(float(of_prior[1].mean()), math.log(1 / delta) / len(rows))
+    else:
+        hold_out = binomial_upper(int(of_prior[1].sum()), len(rows), delta)
+    tested = _losses(candidates[best], client, s, test_rows, few, unit) if len(test_rows) else None
     return Certificate(
         client=as_prior.shards.names[client],
         seed=as_prior.seeds[s],
         prior=prior,
-        zeta=zeta,
-        kl=divergence[zeta],
+        scale=best.scale,
+        objective=best.objective,
+        zeta=best.zeta,
+        kl=divergence[best],
         draws=draws,
         delta=delta,
-        bound=bounds[zeta],
-        vacuous=bounds[zeta] >= 1 - 1 / (as_prior.shards.num_classes or 1),
-        certified=measured[zeta],
-        test=_measure(candidates[zeta], client, s, test_rows, draws) if len(test_rows) else None,
-        hold_out=binomial_upper(errors, size, delta),
-        held_out=measured[None],
-        posterior=candidates[zeta].personal_state(client, s).q.cpu(),
+        bound=found,
+        vacuous=found >= guess,
+        certified=_measured(losses, averaged),
+        test=tested and _measured(*tested),
+        hold_out=hold_out,
+        held_out=_measured(*of_prior),
+        posterior=candidates[best].personal_state(client, s).q.cpu(),
+        largest=CLIP * unit * _deviation(as_prior.shards) ** 2 if is_of_numbers(likelihood) else None,
     )
+
+
+def _deviation(shards: Shards) -> float:
+    """Return the unit of standardised targets."""
+    return 1.0 if shards.preprocessing is None else shards.preprocessing.target.deviation
+
+
+def _prior_of(candidates: Mapping[_Recipe, Federation], recipe: _Recipe) -> Federation:
+    """Return the prior that a candidate started from."""
+    return candidates[_Recipe(recipe.scale)]
+
+
+def _bound(
+    federation: Federation, recipe: _Recipe, losses: Tensor, divergence: float, delta: float, sharing: float
+) -> float:
+    """Return the bound of a candidate from the losses (K, n) of its draws.
+
+    sharing: by how many candidates the delta of the draws is shared.
+    """
+    draws, size = losses.shape
+    own_draws, labels = _draws_per_example(federation), is_of_labels(federation.model.likelihood)
+    if recipe.objective is None and own_draws and labels:
+        # The errors of one draw per example are independent trials, whose rate is the Gibbs error.
+        return binomial_upper(int(losses[0].sum()), size, delta)
+    trials, of_draws = draws * size if own_draws else draws, DRAWS_SHARE * delta / sharing
+    if own_draws and labels:
+        # The rates of the examples differ, but such a sum is no more likely to be small (Hoeffding 1956).
+        gibbs = binomial_upper(int(losses.sum()), trials, of_draws)
+    else:
+        gibbs = sampled_mean_upper(float(losses.mean()), trials, of_draws)
+    delta = (1 - DRAWS_SHARE) * delta
+    if recipe.objective is None:
+        return kl_inverse(gibbs, math.log(1 / delta) / size)
+    return pac_bayes_kl(gibbs, divergence, size, delta)
 
 
 def _divergence(candidate: Federation, prior: Federation, client: int, s: int) -> float:
@@ -236,10 +384,29 @@ def _draws_per_example(federation: Federation) -> bool:
     return num_drawn_weights(federation.model.net, dense_layers(federation.model.net, x, federation.dtype)) == 0
 
 
-def _measure(federation: Federation, client: int, s: int, rows: Tensor, draws: int) -> Measured:
-    """Return the errors of a client's model on rows of the pool."""
-    batch = federation.batch_of(rows)
+def _losses(
+    federation: Federation, client: int, s: int, rows: Tensor, draws: int, unit: float
+) -> tuple[Tensor, Tensor]:
+    """Return the losses in [0, 1] of each draw of a client's model (K, n), and of the averaged prediction (n,).
+
+    rows: of the pool. unit: the variance of the targets, for numbers.
+    """
+    likelihood, batch = federation.model.likelihood, federation.batch_of(rows)
     outputs = federation.predict("personal", client, batch.x, draws, s, sampling="activations")
-    gibbs = (outputs.argmax(-1) != batch.y).double().mean()
-    mc = (log_average(outputs).argmax(-1) != batch.y).double().mean()
-    return Measured(len(rows), float(gibbs), float(mc))
+    if is_of_labels(likelihood):
+        logits = likelihood.logits(outputs)
+        single, averaged = (said.argmax(-1) != batch.y for said in (logits, log_average(logits)))
+        return single.double().cpu(), averaged.double().cpu()
+    assert is_of_numbers(likelihood)  # noqa: S101, checked by `_require_certifiable`
+    points = likelihood.point(outputs)
+    single, averaged = (_squared((said - batch.y).double(), unit) for said in (points, points.mean(0)))
+    return single.cpu(), averaged.cpu()
+
+
+def _squared(error: Tensor, unit: float) -> Tensor:
+    """Return clipped squared errors (..., n) of errors (..., n, d), as shares of `CLIP` variances."""
+    return (error.square() / (CLIP * unit)).clamp(max=1).mean(-1)
+
+
+def _measured(losses: Tensor, averaged: Tensor) -> Measured:
+    return Measured(len(averaged), float(losses.mean()), float(averaged.mean()))

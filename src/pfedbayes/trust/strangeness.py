@@ -25,7 +25,7 @@ from pfedbayes.trust.calibration import DRAWS, Fold
 COMPONENTS = 20  # most principal components of a client's inputs
 ROWS_PER_COMPONENT = 5  # a component needs so many rows, so that it is no copy of one
 FLOOR = 0.01  # least variance of an input, as a share of the mean variance of all inputs
-UPPER = 0.9  # the upper quantile: a score is measured in steps from its median to it
+FARTHEST = 1000.0  # nats by which a row can surprise more than the second largest one
 FEWEST = 5  # rows of a client whose inputs are described; a mean of fewer would give them away
 LARGEST = 1e30  # score
 AT_ONCE = 2**22  # numbers compared in one pass
@@ -105,43 +105,78 @@ class Reference(NamedTuple):
     inputs: Inputs
     held_out: Tensor
     """Scores (n, 2) of held-out rows: by the model or by its gate, and the distances."""
+    gated: bool = False
+    """Whether the first score is the evidence of a gate."""
 
     def of(self, by_model: Tensor, x: Tensor) -> Tensor:
         """Return the strangeness (m,) of inputs x (m, ...) with scores (m,) by the model."""
         new = torch.stack([by_model, distances(x, self.inputs).to(by_model)], dim=-1)
-        return strangeness(self.held_out, new)
+        return strangeness(self.held_out, new, self.gated)
 
 
-def strangeness(held_out: Tensor, new: Tensor) -> Tensor:
+def strangeness(held_out: Tensor, new: Tensor, gated: bool = False) -> Tensor:
     """Return the strangeness (m,) in [0, 1) of new rows from scores (m, J), given those (n, J) of held-out rows.
 
-    A row of scores is combined into one number: log sum exp of the scores, each in steps from its median to its
-    upper quantile among the held-out rows and the new row. As these rows enter alike, the p-value is exact. A row that
-    is stranger than all held-out ones gets a number of at least n / (n + 1), which tells such rows apart but promises
-    nothing more. Without held-out rows it is NaN.
+    Each score becomes an e-value, a number that is at most 1 on average over the client's own rows, and the mean of the
+    e-values ranks the rows (Vovk and Wang 2021). As the held-out rows and the new row enter alike, the p-value of the
+    mean is exact, whatever the e-values are. A row that is stranger than all held-out ones gets a number of at least
+    n / (n + 1), which tells such rows apart but promises nothing more. Without held-out rows it is NaN.
+
+    gated: the first score is the evidence of a gate, see `_log_e_values`.
     """
     if not len(held_out):
         return torch.full((len(new),), torch.nan)
     known, parts = held_out.double(), torch.split(new.double(), max(1, AT_ONCE // held_out.numel()))
-    ordered = known.sort(0).values
-    return torch.cat([_of_rows(ordered, known, part) for part in parts]).float()
+    return torch.cat([_of_rows(known, part, gated) for part in parts]).float()
 
 
-def _of_rows(ordered: Tensor, held_out: Tensor, new: Tensor) -> Tensor:
+def _of_rows(held_out: Tensor, new: Tensor, gated: bool) -> Tensor:
     size = len(held_out)
-    middle, upper = (_quantile(ordered, new, rank) for rank in ((size + 2) // 2, math.ceil(UPPER * (size + 1))))
-    step = (upper - middle).clamp_min(1e-6)
-    own = ((new - middle) / step).logsumexp(-1)
-    others = ((held_out - middle[:, None]) / step[:, None]).logsumexp(-1)
+    others, own = (found.logsumexp(-1) for found in _log_e_values(held_out, new, gated))
     less = (others < own[:, None]).sum(-1)
-    beyond = (own - others.amax(-1)).clamp_min(0)
+    beyond = (own - others.amax(-1)).clamp(0, FARTHEST)
     return (less + (less == size) * beyond / (1 + beyond)) / (size + 1)
 
 
-def _quantile(ordered: Tensor, new: Tensor, rank: int) -> Tensor:
-    """Return the order statistic (m, J) of this rank, from 1, among n sorted scores (n, J) and each of (m, J) more."""
-    low = ordered[rank - 2] if rank >= 2 else new.new_full(new.shape[1:], -torch.inf)
-    high = ordered[rank - 1] if rank <= len(ordered) else new.new_full(new.shape[1:], torch.inf)
+def _log_e_values(held_out: Tensor, new: Tensor, gated: bool) -> tuple[Tensor, Tensor]:
+    """Return log e-values of the n held-out rows (m, n, J), beside each of the new rows, and of these (m, J).
+
+    A p-value becomes the e-value 1 / (2 sqrt(p)). The evidence of a gate is the logarithm of a likelihood ratio of
+    other labels and own ones, which is an e-value itself: if the shared model is right, its mean over own rows is 1.
+    """
+    found = [0.5 * surprise - math.log(2) for surprise in _surprise(held_out, new)]
+    if gated:
+        for e_values, scores in zip(found, (held_out, new), strict=True):
+            e_values[..., 0] = scores[..., 0]
+    others, own = found
+    return others, own
+
+
+def _surprise(held_out: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+    """Return -log p of scores among the n held-out rows and one new row: (m, n, J) of the former, (m, J) of the latter.
+
+    p is the share of the n + 1 rows whose score is at least as large. The score of the largest row says more than its
+    rank, so beyond the second largest row -log p goes on along the line from the median to that row.
+    """
+    size = len(held_out)
+    ordered = held_out.sort(0).values.T.contiguous()
+    # For each score, how many held-out rows have a score at least as large; a row counts itself.
+    as_large = size - torch.searchsorted(ordered, held_out.T.contiguous()).T
+    above = size - torch.searchsorted(ordered, new.T.contiguous()).T
+    ranks = as_large + (new[:, None] >= held_out)
+    middle, second = (_order_statistic(ordered, new, k) for k in (size // 2 + 1, size))
+    unit = ((second - middle) / max(1.0, math.log((size + 1) / 4))).clamp_min(1e-6)
+
+    def surprise(rank: Tensor, score: Tensor, second: Tensor, unit: Tensor) -> Tensor:
+        return math.log(size + 1) - rank.double().log() + ((score - second) / unit).clamp(0, FARTHEST)
+
+    return surprise(ranks, held_out, second[:, None], unit[:, None]), surprise(above + 1, new, second, unit)
+
+
+def _order_statistic(ordered: Tensor, new: Tensor, rank: int) -> Tensor:
+    """Return the order statistic (m, J) of this rank, from 1, among n sorted scores (J, n) and each of (m, J) more."""
+    low = ordered[:, rank - 2] if rank >= 2 else new.new_full(new.shape[1:], -torch.inf)
+    high = ordered[:, rank - 1] if rank <= ordered.shape[1] else new.new_full(new.shape[1:], torch.inf)
     return torch.minimum(torch.maximum(new, low), high)
 
 

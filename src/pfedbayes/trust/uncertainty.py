@@ -162,10 +162,12 @@ def _raw_row(models: Models, every: dict[str, Answers], inputs: Inputs) -> Row:
             row[f"auroc_{name}_mi"] = float(auroc(own, every[f"strange {name}"].epistemic))
     if "validation" in every:
         known = _scores(every["validation"])
-        own = strangeness(known, _scores(every["own"]))
+        gated = every["own"].gated is not None
+        own = strangeness(known, _scores(every["own"]), gated)
         row["false_alarms"] = float((own >= 1 - ALARM).double().mean())
         for name in inputs.strange:
-            row[f"auroc_{name}_strangeness"] = float(auroc(own, strangeness(known, _scores(every[f"strange {name}"]))))
+            strange = strangeness(known, _scores(every[f"strange {name}"]), gated)
+            row[f"auroc_{name}_strangeness"] = float(auroc(own, strange))
     return row
 
 
