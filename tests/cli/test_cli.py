@@ -110,6 +110,9 @@ def test_methods_and_data_list_what_there_is(tmp_path):
     assert all(name in listed for name in ("pfedbayes", "fedavg", "fedprox", "zeta=10.0", "prox=0.001"))
     listed = pfedbayes("data", cwd=tmp_path, env={**os.environ, "COLUMNS": "200"}).stdout
     assert all(name in listed for name in ("mnist", "fashion-mnist", "cifar10", "bundled"))
+    found = json.loads(pfedbayes("methods", "--json", cwd=tmp_path).stdout)
+    assert found["fedprox"]["title"] == "FedProx"
+    assert found["fedprox"]["settings"]["prox"] == 0.001
 
 
 @pytest.mark.parametrize(
