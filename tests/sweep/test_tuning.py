@@ -285,7 +285,8 @@ def test_ranges():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "zeta=1..2", "zeta.method=1..2", "=1..2", "method.zeta=1..1", "method.zeta=0..1e400", "method.zeta=1,2", "method.zeta", "method.zeta=1", "method.zeta=2..1", "method.zeta=1..nan", "method.zeta=1..inf",
+    ["", "zeta=1..2", "zeta.method=1..2", "=1..2", "method.zeta=1..1", "method.zeta=0..1e400", "method.zeta=1,2",
+     "method.zeta", "method.zeta=1", "method.zeta=2..1", "method.zeta=1..nan", "method.zeta=1..inf",
      "training.rounds=1..2", "method.=1..2", "method.zeta=a..b", "method.zeta=-inf..1"],
 )  # fmt: skip
 def test_ranges_that_are_not_understood(text):
