@@ -68,7 +68,7 @@ class Table(NamedTuple):
     files: list[str]
     """Files that are mutated, as paths below src/pfedbayes; * and ** as in a shell."""
     tests: dict[str, list[str]]
-    """Test files, as paths below tests/, that belong to the files of a pattern besides the one that mirrors them."""
+    """Test files, as patterns below tests/, that belong to the files of a pattern besides the one that mirrors them."""
     equivalent: list[dict[str, str]]
     """Mutations that change nothing: the file and the reason; perhaps the part of the line that they lie in, the
     function, the change."""
@@ -102,7 +102,7 @@ def tests_of(table: Table, file: str) -> list[Path]:
     path = Path(file)
     mirror = ROOT / "tests" / path.with_name(f"test_{path.name}")
     others = [name for pattern, names in table.tests.items() if fnmatch.fnmatch(file, pattern) for name in names]
-    return sorted({*filter(Path.exists, [mirror]), *(ROOT / "tests" / name for name in others)})
+    return sorted({*filter(Path.exists, [mirror]), *(path for name in others for path in (ROOT / "tests").glob(name))})
 
 
 # Running tests in a child

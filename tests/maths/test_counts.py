@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy import stats
 
-from pfedbayes.maths.counts import NegativeBinomial, Poisson, capped_exp
+from pfedbayes.maths.counts import NegativeBinomial, Poisson, _rising, capped_exp
 from pfedbayes.maths.metrics import moments
 
 
@@ -103,3 +103,13 @@ def test_intervals_and_coverage_are_those_of_the_mixture(kind, width):
     assert scores["rmse"] == pytest.approx(float((y[:, 0] - mean).square().mean().sqrt()))
     exact = -np.log(known.pmf(y[:, 0]).mean(0)).mean()
     assert scores["nll"] == pytest.approx(exact)
+
+
+@pytest.mark.parametrize("shape", [0.01, 1.0, 29.9, 30.0, 31.0, 100.0, 1e4])
+def test_the_normalising_term_is_exact_for_small_and_for_large_shapes(shape):
+    counts = torch.tensor([0.0, 1.0, 2.0, 7.0, 100.0, 1000.0], dtype=torch.float64)
+    expected = (
+        torch.lgamma(counts + shape) - torch.lgamma(torch.tensor(shape, dtype=torch.float64)) - counts * np.log(shape)
+    )
+    found = _rising(counts, torch.full_like(counts, shape))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=2e-7)

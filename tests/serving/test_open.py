@@ -1,17 +1,25 @@
 import dataclasses
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from clinics import clinics
 
 import pfedbayes as package
+from pfedbayes import runs
 from pfedbayes.errors import UserError
+from pfedbayes.files.checksums import dump_json
+from pfedbayes.files.typed import to_json
 from pfedbayes.methods import METHODS
 from pfedbayes.runs.execute import execute
 from pfedbayes.runs.experiment import read_experiment
+from pfedbayes.runs.schema import JoiningRecord
 from pfedbayes.serving.export import export
-from pfedbayes.serving.open import _require_model, file_name
+from pfedbayes.serving.open import _own_model, _require_model, _verdicts, file_name
+from pfedbayes.trust.gate import Gate
+from pfedbayes.trust.joining import Verdict
 
 
 def test_a_run_has_to_be_finished(tmp_path):
@@ -103,3 +111,44 @@ def test_a_file_holds_one_of_the_models_of_its_client(home, tmp_path):
         package.open_client(home / "outcome", "north", model="own")
     with pytest.raises(UserError, match="--shared and --model joined exclude each other"):
         package.open_client(home / "outcome", "north", model="joined", shared=True)
+
+
+OPEN, SHUT = (Gate(torch.tensor(own), 0.1, torch.zeros(2)) for own in ([True, True], [True, False]))
+
+
+def verdict(client, use):
+    conclusion = "better" if use == "joined" else "worse"
+    return Verdict(client, 9, 1.0, 1.5, 0.5, 0.1, 0.9, 0.0, conclusion, use)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted", "gates", "chosen"),
+    [
+        ("a", None, (OPEN, SHUT), "personal"), ("b", None, (OPEN, SHUT), "gated"), ("b", None, (), "personal"),
+        ("c", None, (), "alone"), ("c", "personal", (), "personal"), ("a", "alone", (), "alone"),
+        ("a", "gated", (OPEN, SHUT), "gated"),
+    ],
+)  # fmt: skip
+def test_a_client_predicts_with_what_cross_validation_and_its_labels_say(name, wanted, gates, chosen):
+    verdicts = {"a": verdict("a", "joined"), "c": verdict("c", "alone")}
+    record = SimpleNamespace(names=["a", "b"], scores={"alone": ()}, gates=gates)
+    which, notes = _own_model(record, name, wanted, verdicts)
+    assert which == chosen
+    told = f"by cross-validation its own model is the better one ({verdicts['c'].sentence()})"
+    assert notes == ((told,) if name == "c" and wanted is None else ())
+
+
+@pytest.mark.parametrize(("wanted", "message"), [("alone", "trained alone"), ("gated", "no gated predictions")])
+def test_a_model_that_a_run_does_not_have_is_refused(wanted, message):
+    with pytest.raises(UserError, match=message):
+        _own_model(SimpleNamespace(names=["a"], scores={"personal": ()}, gates=()), "a", wanted, {})
+
+
+def test_verdicts_are_those_of_the_cross_validation(home, tmp_path):
+    folder = shutil.copytree(home / "outcome", tmp_path / "run")
+    summary = runs.read_run(folder).summary
+    for joining, expected in (([JoiningRecord(verdict("north", "alone"))], {"north": "alone"}), ([], {}), (None, {})):
+        (folder / runs.SUMMARY).write_text(dump_json(to_json(dataclasses.replace(summary, joining=joining))))
+        assert {name: one.use for name, one in _verdicts(folder).items()} == expected
+    (folder / runs.SUMMARY).unlink()
+    assert _verdicts(folder) == {}

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -210,6 +211,16 @@ def test_scores_of_a_file_are_finite(tmp_path):
                 read_tuning(tmp_path / TUNING)
 
 
+@pytest.mark.parametrize("change", [{"chosen": 0}, {"gain": 0.1}, {"error": 0.1}])
+def test_a_search_that_goes_on_has_chosen_nothing(tmp_path, change):
+    begun = search_of([[3.0], [1.0], [2.0]])
+    write_search(tmp_path, begun)
+    assert read_tuning(tmp_path / TUNING) == begun
+    write_search(tmp_path, dataclasses.replace(begun, **change))
+    with pytest.raises(UserError, match="does not follow"):
+        read_tuning(tmp_path / TUNING)
+
+
 @pytest.mark.parametrize("target", ["tuning.json", "elsewhere.json", "missing.json"])
 def test_a_link_is_no_search(tmp_path, target):
     write_search(tmp_path, finished_search())
@@ -239,6 +250,16 @@ def test_every_space_is_one_of_numbers_that_the_method_accepts():
             assert values.low < values.high
 
 
+def test_the_documentation_lists_the_spaces():
+    page = (Path(__file__).parents[2] / "docs" / "comparing.md").read_text()
+    rows = re.findall(r"^\| `([a-z-]+)` \| (`.*`) \|$", page, re.MULTILINE)
+    found = {
+        name: dict(map(parse_range, (f"method.{text}" for text in re.findall("`(.*?)`", texts))))
+        for name, texts in rows
+    }
+    assert found == {name: dict(space) for name, space in SPACES.items()}
+
+
 def test_settings_fill_the_space_and_begin_with_the_given_one():
     given = PFedBayes(zeta=3.0)
     found = draw(given, SPACES["pfedbayes"], 65, seed=1)
@@ -264,7 +285,8 @@ def test_ranges():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "zeta=1..2", "method.zeta", "method.zeta=1", "method.zeta=2..1", "method.zeta=1..nan", "method.zeta=1..inf",
+    ["", "zeta=1..2", "zeta.method=1..2", "=1..2", "method.zeta=1..1", "method.zeta=0..1e400", "method.zeta=1,2",
+     "method.zeta", "method.zeta=1", "method.zeta=2..1", "method.zeta=1..nan", "method.zeta=1..inf",
      "training.rounds=1..2", "method.=1..2", "method.zeta=a..b", "method.zeta=-inf..1"],
 )  # fmt: skip
 def test_ranges_that_are_not_understood(text):

@@ -148,3 +148,8 @@ def test_a_newcomer_takes_the_bias_of_the_run():
     assert (found.usual, found.own.tolist()) == (0.5, OWN.tolist())
     assert 0 <= found.weight <= 1
     assert not gate.of_newcomer(OWN, [], rows).bias.any()
+
+
+def test_equal_models_need_no_gate():
+    same = torch.full((2, 5), 0.3, dtype=torch.float64)
+    assert fit_weight(same, same) == 0.0

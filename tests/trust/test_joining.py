@@ -34,10 +34,12 @@ class TestSimulatedFederations:
         self.require(counts["all"])
 
     @pytest.mark.slow
+    @pytest.mark.timeout(3600)
     def test_on_seeds_that_chose_no_constant(self):
         self.require(tally(DESIGNS, range(3000, 3008))["all"])
 
     @pytest.mark.slow
+    @pytest.mark.timeout(3600)
     def test_on_federations_that_chose_no_constant(self):
         self.require(tally(OTHERS, range(3000, 3008))["all"])
 

@@ -6,7 +6,7 @@ from scipy.stats import binomtest
 
 from pfedbayes.trust import abstention
 from pfedbayes.trust.calibration import DELTA, NO_SCORES, OWN_MENU, Scores, default_rule, menus
-from pfedbayes.trust.menu import ENOUGH, LEVELS, menu
+from pfedbayes.trust.menu import ENOUGH, LEVELS, _Candidate, _needed, menu
 
 TIMES = 150
 
@@ -120,7 +120,16 @@ def test_a_client_with_few_rows_gets_the_menu_of_all():
     assert [each.whose for each in menus(NO_SCORES, of_all)] == ["federation"]
     assert menus(NO_SCORES, NO_SCORES) == ()
     nothing = default_rule(())
-    assert (nothing.answered, nothing.size) == (0, 0)
+    assert (nothing.answered, nothing.size, nothing.wrong, nothing.threshold) == (0, 0, 0, math.inf)
     assert "0 calibration examples cannot show" in nothing.statement()
     # Not by how the rows turned out.
     assert default_rule(menus(some_scores(OWN_MENU, OWN_MENU), of_all)).whose == "client"
+
+
+@pytest.mark.parametrize(
+    ("answered", "wrong", "size", "needed"),
+    [(98, 1, 100, 146), (98, 1, 196, 286), (998, 0, 1000, 60), (38, 1, 50, None), (100_000, 4_998, 100_000, None)],
+)
+def test_about_as_many_rows_are_needed_as_the_normal_approximation_says(answered, wrong, size, needed):
+    """The reach of 0.05 - 0.02 is (1.645 * 0.218 / 0.03)^2 = 142.8 answered rows; no error at all takes 59."""
+    assert _needed(_Candidate(0.0, answered, wrong, True), size, 0.05, 0.05) == needed

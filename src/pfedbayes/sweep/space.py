@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -85,16 +86,13 @@ SPACES: dict[str, Space] = {
 def parse_range(text: str) -> tuple[str, Range]:
     """Parse "method.zeta=0.01..10"."""
     name, _, values = text.partition("=")
-    low, dots, high = values.partition("..")
-    section, dot, key = name.strip().partition(".")
-    try:
+    low, _, high = values.partition("..")
+    section, _, key = name.strip().partition(".")
+    with contextlib.suppress(ValueError):
         found = Range(float(low), float(high))
-    except ValueError:
-        dots = ""
-        found = Range(0, 0)
-    if not dots or not dot or section != "method" or not key or not -math.inf < found.low < found.high < math.inf:
-        raise UserError(f"--space {one_line(repr(text))} is not understood: write method.NAME=LOW..HIGH")
-    return key, found
+        if section == "method" and key and -math.inf < found.low < found.high < math.inf:
+            return key, found
+    raise UserError(f"--space {one_line(repr(text))} is not understood: write method.NAME=LOW..HIGH")
 
 
 def space_of(name: str, method: Method, ranges: Sequence[str] = ()) -> dict[str, Range]:

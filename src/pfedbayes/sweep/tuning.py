@@ -189,7 +189,7 @@ def _require_whole(found: Tuning) -> None:
         if scored != (found.taking_part(stage) if stage < found.done else []):
             raise ValueError("its scores do not fit its stages")
     if found.done < last:
-        fits = (found.chosen, found.gain, found.error) == (None, None, None)
+        fits = {found.chosen, found.gain, found.error} == {None}
     elif found.gain is None or found.error is None:
         fits = False
     else:

@@ -336,3 +336,10 @@ def test_probabilities_are_averages_over_chains(link):
     each = [side_probabilities(mean[k : k + 1], variance[k : k + 1], link)[0] for k in range(3)]
     assert_close(one, torch.stack(each).mean(0))
     assert_close(one + other, torch.ones_like(one))
+
+
+@pytest.mark.parametrize("variance", [0.01, 100.0])
+def test_a_variance_never_ends_below_a_millionth_of_the_kernels(variance):
+    cov = torch.full((1, 1), variance, dtype=torch.float64)
+    _, left = polya_gamma.moments(cov, cov, variance, tensor([[1e12]]), tensor([[0.5]]))
+    assert_close(left, torch.full_like(left, 1e-6 * variance))
