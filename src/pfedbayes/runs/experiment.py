@@ -21,6 +21,7 @@ from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.plan import Plan, largest_batch, plan_for, run_size
 from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError, nearest, one_line
+from pfedbayes.evaluation.laplace import require_gaussian
 from pfedbayes.evaluation.posthoc import PostHoc
 from pfedbayes.maths.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.memory import device_memory, host_memory, refuse_too_large
@@ -348,6 +349,8 @@ def build_federation(
         raise UserError("evaluation.posterior=ensemble needs several seeds: add --seeds 5")
     net = fit_net(experiment.net, shards, experiment.method)
     model = model or build_model(net, shards.task_shape, experiment.method)
+    if experiment.evaluation.posterior == "laplace":
+        require_gaussian(model.likelihood)
     copies = copies_of_run(experiment, shards, len(seeds)).federations
     method = experiment.federated
     make = partial(Federation, shards, model, method, experiment.training, seeds, net.init, copies=copies)
