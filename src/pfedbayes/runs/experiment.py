@@ -32,7 +32,7 @@ from pfedbayes.nets.import_path import build_module, is_import_path
 from pfedbayes.runs.config import build, parse_override, read_toml
 from pfedbayes.runs.copies import Copies, copies_of
 from pfedbayes.runs.outcomes import outcome_of
-from pfedbayes.runs.posthoc import check_posterior, with_posterior
+from pfedbayes.runs.posteriors import check_posterior, with_posterior
 from pfedbayes.runs.sections import TABLE_WIDTH, Evaluation, Execution, NetConfig
 
 MOST_SEEDS = 1000  # federations that are trained at once
