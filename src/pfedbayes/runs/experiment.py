@@ -21,7 +21,6 @@ from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.plan import Plan, largest_batch, plan_for, run_size
 from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError, nearest, one_line
-from pfedbayes.evaluation.laplace import require_gaussian
 from pfedbayes.evaluation.posthoc import PostHoc
 from pfedbayes.maths.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.memory import device_memory, host_memory, refuse_too_large
@@ -32,7 +31,7 @@ from pfedbayes.nets.import_path import build_module, is_import_path
 from pfedbayes.runs.config import build, parse_override, read_toml
 from pfedbayes.runs.copies import Copies, copies_of
 from pfedbayes.runs.outcomes import outcome_of
-from pfedbayes.runs.posteriors import check_posterior, with_posterior
+from pfedbayes.runs.posteriors import check_likelihood, check_posterior, with_posterior
 from pfedbayes.runs.sections import TABLE_WIDTH, Evaluation, Execution, NetConfig
 
 MOST_SEEDS = 1000  # federations that are trained at once
@@ -349,8 +348,7 @@ def build_federation(
         raise UserError("evaluation.posterior=ensemble needs several seeds: add --seeds 5")
     net = fit_net(experiment.net, shards, experiment.method)
     model = model or build_model(net, shards.task_shape, experiment.method)
-    if experiment.evaluation.posterior == "laplace":
-        require_gaussian(model.likelihood)
+    check_likelihood(model.likelihood, experiment.evaluation)
     copies = copies_of_run(experiment, shards, len(seeds)).federations
     method = experiment.federated
     make = partial(Federation, shards, model, method, experiment.training, seeds, net.init, copies=copies)
