@@ -261,6 +261,8 @@ def test_an_ensemble_averages_the_probabilities_of_all_seeds(method):
     scores, members = result.evaluate(), plain.evaluate()
     for which in result.models():
         assert scores[which]["mean"] == members[which]["mean"]
+        nll = {way: torch.tensor(scores[which][way]["nll"]).mean(0) for way in ("ensemble", "mean")}
+        assert bool((nll["ensemble"] < nll["mean"]).all())  # by Jensen's inequality
         for i, rows in enumerate(result.shards.test):
             x, y = result.shards.x[rows], result.shards.y[rows]
             probabilities = torch.stack(
