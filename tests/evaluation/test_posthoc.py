@@ -28,12 +28,12 @@ from pfedbayes.evaluation.posterior import trained_model
 from pfedbayes.evaluation.posthoc import Ensemble, ensemble
 from pfedbayes.evaluation.swag import Swag
 from pfedbayes.maths.laplace import PRECISIONS, precisions
-from pfedbayes.maths.likelihoods import Regression
+from pfedbayes.maths.likelihoods import Gaussian, Regression, StudentT
 from pfedbayes.maths.metrics import log_average
 from pfedbayes.maths.trees import leaves
 from pfedbayes.methods import METHODS, FedAvg, FedAvgFT, FedPer, FedRep, KNNPer, PFedMe, Scaffold
 from pfedbayes.methods.base import Method
-from pfedbayes.nets import WithNoise, mlp
+from pfedbayes.nets import TableNet, WithNoise, mlp
 
 DETERMINISTIC = [name for name, cls in METHODS.items() if not cls.about.stochastic and name not in ("pfedgp", "bnfed")]
 KEEPS_ITS_MODELS = [name for name in DETERMINISTIC if METHODS[name].prepare is Method.prepare]
@@ -139,17 +139,36 @@ def order(model):
     return (head_weights(model.net, numbers).flatten() - (model.net.num_params - model.net.head_size)).long()
 
 
-@pytest.mark.parametrize("module", [mlp([3, 4, 3], "tanh"), nn.Linear(3, 3, bias=False)])
-def test_the_personal_curvature_is_the_hessian_of_the_clients_loss(module):
-    model = make_model(module)
-    result = trained(Laplace(FedRep(0.3), "full"), model=model)
+@pytest.mark.parametrize(
+    ("module", "classes"),
+    [
+        (mlp([3, 4, 3], "tanh"), 3),
+        (nn.Linear(3, 3, bias=False), 3),
+        (TableNet(2, 1, hidden=4, outputs=1, reference=True), 2),
+    ],
+)
+def test_the_personal_curvature_is_the_hessian_of_the_clients_loss(module, classes):
+    model, shards = make_model(module), make_shards(classes=classes)
+    result = trained(Laplace(FedRep(0.3), "full"), model=model, shards=shards)
+    outputs = result.predict("personal", 2, shards.x[:5], samples=4)
+    assert float(outputs.std(0)[:, -1].min()) > 0
     state = personal_state(result, 2)
     batch = result.batch_of(result.shards.train[2])
     place = order(model)
     whole = hessian(loss_of_head(model, state.theta, batch), state.theta[-model.net.head_size :])[place][:, place]
     values, (vectors,) = state.spectrum
     assert difference(vectors @ torch.diag(values.flatten()) @ vectors.T, whole) < 1e-9
-    assert same_bits(state.theta, trained(FedRep(0.3), model=model).personal_state(2).theta)
+    assert same_bits(state.theta, trained(FedRep(0.3), model=model, shards=shards).personal_state(2).theta)
+
+
+def test_the_first_of_two_classes_keeps_the_logit_zero():
+    model, shards = make_model(TableNet(2, 1, hidden=4, outputs=1, reference=True)), make_shards(classes=2)
+    shards = dataclasses.replace(
+        shards, validation=tuple(rows[:4] for rows in shards.test), test=tuple(rows[4:] for rows in shards.test)
+    )
+    result = trained(Laplace(FedAvg(0.3), "diagonal", "validation"), model=model, shards=shards)
+    outputs = result.predict("shared", 0, shards.x[:5], samples=4)
+    assert not outputs[..., 0].any()
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -218,6 +237,18 @@ def test_validation_rows_choose_the_precision_with_the_least_loss():
     assert float(personal_state(without, 0).precision) == float(personal_state(by_evidence, 0).precision)
 
 
+def test_likelihoods_without_a_known_hessian_are_refused():
+    shards = dataclasses.replace(make_shards(), y=randn(sum(SIZES + TEST_SIZES), 1, seed=9), num_classes=None)
+    model = make_model(TableNet(2, 1, hidden=4, outputs=2, constants=2), StudentT())
+    with pytest.raises(UserError, match=r"set net.likelihood=gaussian for numbers"):
+        trained(Laplace(FedAvg()), rounds=1, shards=shards, model=model).evaluate()
+    model = make_model(TableNet(2, 1, hidden=4, outputs=1, constants=1), Gaussian())
+    result = trained(Laplace(FedAvg()), rounds=1, shards=shards, model=model)
+    outputs = result.predict("shared", 0, shards.x[:5], samples=6)
+    assert float(outputs[..., 0].std(0).min()) > 0
+    assert float(outputs[..., 1].std(0).max()) < 1e-12
+
+
 def test_models_that_are_more_than_weights_are_refused():
     with pytest.raises(UserError, match="kNN-Per has models that are more than the weights of a network"):
         trained(Laplace(KNNPer())).evaluate()
@@ -230,6 +261,8 @@ def test_an_ensemble_averages_the_probabilities_of_all_seeds(method):
     scores, members = result.evaluate(), plain.evaluate()
     for which in result.models():
         assert scores[which]["mean"] == members[which]["mean"]
+        nll = {way: torch.tensor(scores[which][way]["nll"]).mean(0) for way in ("ensemble", "mean")}
+        assert bool((nll["ensemble"] < nll["mean"]).all())  # by Jensen's inequality
         for i, rows in enumerate(result.shards.test):
             x, y = result.shards.x[rows], result.shards.y[rows]
             probabilities = torch.stack(

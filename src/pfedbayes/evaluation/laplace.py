@@ -29,7 +29,7 @@ from pfedbayes.maths.laplace import (
     probit,
     spectrum,
 )
-from pfedbayes.maths.likelihoods import Classification, Likelihood, Regression
+from pfedbayes.maths.likelihoods import Classification, Gaussian, Likelihood, Regression
 from pfedbayes.maths.trees import Tree, tree_map
 from pfedbayes.methods.base import About, Adaptation, State, adapts
 from pfedbayes.nets import Batch, Model, Net
@@ -90,8 +90,10 @@ class Laplace(PostHoc):
 
     def curvature(self, model: Model, theta: Tensor, batch: Batch) -> Tree:
         """Return the curvature of the loss of a batch in the last layer, as tensors that add up over batches."""
+        require_gaussian(model.likelihood)
         phi, outputs = _features(model, theta, batch.x)
-        return curvature(self.structure, phi, _hessian(model.likelihood, outputs))
+        start = model.net.head_start
+        return curvature(self.structure, phi, _hessian(model.likelihood, outputs)[:, start:, start:])
 
     def fit(self, model: Model, theta: Tensor, summed: Tree, validation: Iterable[Batch]) -> HeadPosterior:
         """Return the posterior for a summed curvature, with the best prior precision."""
@@ -116,8 +118,16 @@ class Laplace(PostHoc):
         if noise is None:
             return model.outputs(state.theta, x)[None]
         phi, outputs = _features(model, state.theta, x)
-        shift = phi @ deviations(state.spectrum, state.precision, noise).mT
-        return outputs + functional.pad(shift, (0, outputs.shape[-1] - shift.shape[-1]))
+        return outputs + _of_all_outputs(phi @ deviations(state.spectrum, state.precision, noise).mT, model, outputs)
+
+
+def require_gaussian(likelihood: Likelihood) -> None:
+    """Refuse a likelihood whose Hessian is not known here."""
+    if type(likelihood) not in (Classification, Regression, Gaussian):
+        raise UserError(
+            "evaluation.posterior=laplace knows classes, and numbers with Gaussian noise: set "
+            "net.likelihood=gaussian for numbers, or evaluation.posterior=ensemble"
+        )
 
 
 def head_weights(net: Net, theta: Tensor) -> Tensor:
@@ -139,18 +149,19 @@ def _features(model: Model, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     return functional.pad(phi, (0, 1), value=1.0) if _has_bias(model.net) else phi, model.outputs(theta, x)
 
 
+def _of_all_outputs(values: Tensor, model: Model, outputs: Tensor) -> Tensor:
+    """Return values (..., C) of the outputs of the last layer with zeros for the outputs that it does not make."""
+    before, width = model.net.head_start, outputs.shape[-1]
+    return functional.pad(values, (before, width - before - values.shape[-1]))
+
+
 def _hessian(likelihood: Likelihood, outputs: Tensor) -> Tensor:
     """Return the Hessians (n, C, C) of the negative log-likelihood in the outputs of the last layer."""
-    if isinstance(likelihood, Classification):
-        p = outputs.softmax(-1)
-        return torch.diag_embed(p) - p[..., None] * p[..., None, :]
     if isinstance(likelihood, Regression):
         mean, noise = likelihood.mean_and_noise(outputs)
         return torch.diag_embed(noise.square().reciprocal().expand_as(mean))
-    raise UserError(
-        "evaluation.posterior=laplace knows classes and numbers with Gaussian noise: choose swag or ensemble for "
-        "this target"
-    )
+    p = outputs.softmax(-1)
+    return torch.diag_embed(p) - p[..., None] * p[..., None, :]
 
 
 def _predictive_nll(model: Model, theta: Tensor, found: Spectrum, batch: Batch) -> Tensor:
@@ -158,10 +169,10 @@ def _predictive_nll(model: Model, theta: Tensor, found: Spectrum, batch: Batch) 
     phi, outputs = _features(model, theta, batch.x)
     losses = []
     for tau in precisions(theta):
-        variances = output_variances(found, tau, phi)
+        variances = _of_all_outputs(output_variances(found, tau, phi), model, outputs)
         if isinstance(model.likelihood, Regression):
             mean, noise = model.likelihood.mean_and_noise(outputs)
-            variance = (noise.square() + variances).expand_as(mean)
+            variance = (noise.square() + variances[..., : mean.shape[-1]]).expand_as(mean)
             losses.append(functional.gaussian_nll_loss(mean, batch.y, variance, reduction="sum"))
         else:
             losses.append(model.likelihood.nll(probit(outputs, variances), batch.y).sum())

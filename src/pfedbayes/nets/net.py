@@ -68,7 +68,8 @@ class Net:
     def features(self, theta: Tensor, x: Tensor) -> Tensor:
         """Return the inputs (n, F) of the last linear layer: features @ W.T + b = net(theta, x).
 
-        With learned noise (`WithNoise`), the product gives the means without the noise column.
+        With learned noise (`WithNoise`), the product gives the means without the noise column. Of a `TableNet`, it
+        gives the outputs from `head_start` on, without constants.
         """
         module, prefix = self._module, ""
         if isinstance(module, WithNoise):
@@ -78,11 +79,17 @@ class Net:
         calls = _LinearCalls()
         with calls:
             outputs = torch.func.functional_call(module, parameters, (x,), tie_weights=self._ties)
-        if calls.last is None or calls.last[1] is not outputs:
+        completed = isinstance(module, TableNet)
+        if calls.last is None or (calls.last[1] is not outputs and not completed):
             raise UserError(
                 "features are the input of a final torch.nn.Linear, which this network does not have: append one"
             )
         return calls.last[0]
+
+    @property
+    def head_start(self) -> int:
+        """The index of the first output of the last linear layer: 1 for a `TableNet` with a reference, else 0."""
+        return int(isinstance(self._plain, TableNet) and self._plain.reference)
 
     def _parts(self, theta: Tensor) -> list[Tensor]:
         """Return the parameters as views of theta, in the module's order."""

@@ -31,7 +31,7 @@ from pfedbayes.runs.config import build, parse_override, read_toml
 from pfedbayes.runs.copies import Copies, copies_of
 from pfedbayes.runs.naming import MakeMethod, make_method, method_name
 from pfedbayes.runs.outcomes import outcome_of
-from pfedbayes.runs.posthoc import check_posterior, with_posterior
+from pfedbayes.runs.posteriors import check_likelihood, check_posterior, with_posterior
 from pfedbayes.runs.sections import TABLE_WIDTH, Evaluation, Execution, NetConfig
 
 MOST_SEEDS = 1000  # federations that are trained at once
@@ -343,6 +343,7 @@ def build_federation(
         raise UserError("evaluation.posterior=ensemble needs several seeds: add --seeds 5")
     net = fit_net(experiment.net, shards, experiment.method)
     model = model or build_model(net, shards.task_shape, experiment.method)
+    check_likelihood(model.likelihood, experiment.evaluation)
     copies = copies_of_run(experiment, shards, len(seeds)).federations
     method = experiment.federated
     make = partial(Federation, shards, model, method, experiment.training, seeds, net.init, copies=copies)

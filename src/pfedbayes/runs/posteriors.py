@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pfedbayes.data import DataConfig
 from pfedbayes.errors import UserError
-from pfedbayes.evaluation.laplace import Laplace
+from pfedbayes.evaluation.laplace import Laplace, require_gaussian
 from pfedbayes.evaluation.posthoc import ensemble
 from pfedbayes.evaluation.swag import Swag
+from pfedbayes.maths.likelihoods import Likelihood
 from pfedbayes.methods.base import Method
 from pfedbayes.runs.sections import Evaluation
 
@@ -23,6 +24,12 @@ def with_posterior(method: Method, evaluation: Evaluation) -> Method:
         case "ensemble":
             return ensemble(method)
     return method
+
+
+def check_likelihood(likelihood: Likelihood, evaluation: Evaluation) -> None:
+    """Refuse a likelihood for which there is no such posterior."""
+    if evaluation.posterior == "laplace":
+        require_gaussian(likelihood)
 
 
 def check_posterior(method: Method, evaluation: Evaluation, data: DataConfig) -> None:
