@@ -17,10 +17,10 @@ SHORT = ["--set", "training.rounds=3", "--set", "training.evaluate_every=3"]  # 
 
 
 def commands(page, heading):
-    """Return the commands of a section of a page, in their order."""
+    """Yield the commands of a section of a page, in their order."""
     text = (ROOT / page).read_text().split(f"\n## {heading}\n", maxsplit=1)[1].split("\n## ", maxsplit=1)[0]
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    return [shlex.split(line) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    yield from (shlex.split(line) for block in blocks for line in block.replace("\\\n", " ").splitlines())
 
 
 def blocks(page):
@@ -109,8 +109,7 @@ def test_the_estimators_of_the_page_work(installed):
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_the_app_of_the_federation_guide_starts(installed):
-    new = commands("docs/federation.md", "One machine")[0]
-    installed(*new)
+    installed(*next(commands("docs/federation.md", "One machine")))
     app = installed.folder / "app"
     assert {path.name for path in app.iterdir()} == {"README.md", "federation", "pyproject.toml"}
     parts = "import federation.client_app, federation.server_app; from federation.task import load_data"

@@ -1,11 +1,14 @@
 """A federation on Flower gives the engine's numbers, for every method that it can carry."""
 
 import dataclasses
+import sys
+from importlib import import_module
 
 import pytest
 from grids import CLIENTS, FakeGrid, own_data, run_config, serve
 
 from federations import EXACT, client_states, difference, federation, make_shards, model_for
+from own_method import HALF
 from pfedbayes import UserError, runs
 from pfedbayes.flower import client_app, load_node
 from pfedbayes.flower.settings import from_run_config
@@ -67,6 +70,22 @@ def test_same_numbers_as_the_engine(tmp_path, name, train):
             x = make_shards().x[:7]
             if not METHODS[name].about.stochastic:
                 assert difference(node.predict("personal", 0, x), engine.predict("personal", i, x)) < ROUNDING
+
+
+def test_a_method_of_ones_own_travels_too(tmp_path, monkeypatch):
+    (tmp_path / "half_method.py").write_text(HALF)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = run_config(tmp_path, "half_method:Half", method__pace=0.25)
+    with pytest.raises(UserError, match="is not imported, and a message"):
+        from_run_config(config)
+    import_module("half_method")  # as an app does in task.py
+    server = serve(FakeGrid(config))
+    engine, scores = by_engine(config)
+    assert engine.method.pace == 0.25
+    assert difference(server.state.servers[0], engine.servers[0]) < ROUNDING
+    for record in runs.read_run(tmp_path / "run").rounds:
+        assert_same_scores(record, scores[record.round])
+    del sys.modules["half_method"]
 
 
 def test_options_of_server_and_prediction_travel_too(tmp_path):

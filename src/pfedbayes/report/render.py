@@ -33,8 +33,11 @@ def write(folders: Sequence[Path], out: Path) -> Path:
     """Write the page about the runs in `folders` to the file `out`."""
     runs = [run_folders.read_run(folder) for folder in folders]
     for run in runs:
-        if run.info.digest is None and run.info.federation is None:
-            raise UserError(f"{run.folder} comes from pfedbayes.save, without scores: give the folder of a run")
+        if run.info.digest is None and run.info.federation is None and not run.rounds:
+            raise UserError(
+                f"{run.folder} comes from pfedbayes.save, without scores: give the federation test data, and save it "
+                "again"
+            )
     page = render(runs)
     with run_folders.writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)

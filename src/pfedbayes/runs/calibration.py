@@ -20,8 +20,9 @@ from pfedbayes.evaluation.estimators import Served, Which
 from pfedbayes.files.checksums import note_unchecked
 from pfedbayes.files.reading import parse_json, reading
 from pfedbayes.files.tensors import open_tensors, tensor_bytes
-from pfedbayes.files.typed import from_json, to_json
+from pfedbayes.files.typed import OMIT_NONE, from_json, to_json
 from pfedbayes.runs.experiment import Experiment, copies_of_run, fit_net
+from pfedbayes.runs.kept_model import KeptModel
 from pfedbayes.runs.references import DISTANCES, read_inputs, read_scores, reference_tensors
 from pfedbayes.runs.schema import FORMAT, UNCHECKED_FORMAT
 from pfedbayes.runs.sections import NetConfig
@@ -79,6 +80,8 @@ class CalibrationRecord:
     """By model with maps, the scores of predictions without a map."""
     maps: dict[Served, Maps] = field(default_factory=dict)
     """By model, how its predictions are calibrated; models that are missing have no map."""
+    model: KeptModel | None = None
+    """The network of a federation that was made in Python; None if `net` describes it."""
 
     @property
     def task_shape(self) -> TaskShape:
@@ -102,12 +105,16 @@ class _About:
     rounds: int | None = None
     folds: int = 0
     alone: int | None = None
+    model: KeptModel | None = field(default=None, metadata=OMIT_NONE)
 
 
-def calibration_bytes(federation: Federation, experiment: Experiment, rounds: int) -> bytes:
+def calibration_bytes(
+    federation: Federation, experiment: Experiment, rounds: int, model: KeptModel | None = None
+) -> bytes:
     """Score the models of a federation on validation data and return the content of the file.
 
-    rounds: rounds trained, of which the federation may hold an earlier one.
+    rounds: rounds trained, of which the federation may hold an earlier one. model: a network that the experiment does
+    not describe.
     """
     shards = federation.shards
     preprocessing = shards.preprocessing or Preprocessing.of_arrays(shards.x, shards.num_classes)
@@ -144,6 +151,7 @@ def calibration_bytes(federation: Federation, experiment: Experiment, rounds: in
         rounds=rounds,
         folds=len(copies.left_out),
         alone=copies.alone,
+        model=model,
     )
     return tensor_bytes(tensors, {"run": json.dumps(to_json(about))})
 
@@ -182,8 +190,11 @@ def _model_of(federation: Federation, which: Served) -> Which:
 def read_calibration(folder: Path) -> CalibrationRecord:
     """Read the file of a finished run."""
     path = folder / runs.CALIBRATION
-    if runs.read_info(folder).digest is None:
-        raise UserError(f"{folder} comes from pfedbayes.save, without data: load it in Python with pfedbayes.load")
+    if not path.is_file() and runs.read_info(folder).digest is None:
+        raise UserError(
+            f"{folder} comes from pfedbayes.save, and its network is more than layers of torch: load it in Python with "
+            "pfedbayes.load"
+        )
     if not path.is_file():
         raise UserError(f"{folder} is not finished: continue it with pfedbayes run --resume --out {folder}")
     tensors, content = read_safetensors(path, "run", follow=False)
@@ -228,7 +239,7 @@ def read_calibration(folder: Path) -> CalibrationRecord:
             raise ValueError(f"folds is {about.folds} and alone is {about.alone}")
     return CalibrationRecord(
         tuple(about.names), preprocessing, about.num_targets, net, about.chose_round, scores, about.rounds,
-        about.folds, about.alone, gates, gated, inputs, strange, raw_scores, maps,
+        about.folds, about.alone, gates, gated, inputs, strange, raw_scores, maps, about.model,
     )  # fmt: skip
 
 

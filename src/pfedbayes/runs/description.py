@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pfedbayes import runs
 from pfedbayes.engine.federation import Federation
 from pfedbayes.evaluation.models import FederatedModels
@@ -50,3 +52,10 @@ def scored_clients(federation: FederatedModels, evaluation: Evaluation) -> list[
     """Return the clients that records have columns for: all of them, or those drawn for evaluation."""
     sets = federation.data.evaluation_sets(evaluation.split, federation.seeds[0], evaluation.clients)
     return [i for i, indices in enumerate(sets) if evaluation.clients is None or len(indices)]
+
+
+def scores_of(scores: Any, clients: list[int]) -> Any:
+    """Return the columns of these clients in scores {model: {estimator: {metric: [seed][client]}}}."""
+    if isinstance(scores, dict):
+        return {name: scores_of(item, clients) for name, item in scores.items()}
+    return scores and [[values[i] for i in clients] for values in scores]

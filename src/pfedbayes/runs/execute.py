@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pfedbayes import runs
 from pfedbayes.data import Shards, load_shards
@@ -16,7 +15,7 @@ from pfedbayes.errors import Diverged, UserError
 from pfedbayes.evaluation.cross_site import cross_site
 from pfedbayes.runs.calibration import calibration_bytes
 from pfedbayes.runs.config import to_toml
-from pfedbayes.runs.description import describe_federation, scored_clients
+from pfedbayes.runs.description import describe_federation, scored_clients, scores_of
 from pfedbayes.runs.early_stopping import EarlyStopping
 from pfedbayes.runs.experiment import Experiment, build_federation
 from pfedbayes.runs.final_analysis import analyse_final_models
@@ -149,7 +148,7 @@ def _train(
                 seconds = clock.seconds()
                 loss = stopping.consider(federation) if stopping else None
                 over = stopping is not None and stopping.is_over(round)
-                record = runs.RoundRecord(round, seconds, **_scores_of(scores, scored), validation_nll=loss)
+                record = runs.RoundRecord(round, seconds, **scores_of(scores, scored), validation_nll=loss)
                 writer.append(record)
             if federation.plan != plan:  # the engine has fallen back: a resumed run starts with the new plan
                 plan = federation.plan
@@ -195,10 +194,3 @@ def _save(writer: runs.Writer, federation: Federation, clock: runs.Clock, stoppi
     writer.checkpoint(tensors, federation.round, start, stopping.best if stopping else None)
     federation.population.saved()
     return clock.seconds() - start
-
-
-def _scores_of(scores: Any, clients: list[int]) -> Any:
-    """Return the columns of these clients in scores {model: {estimator: {metric: [seed][client]}}}."""
-    if isinstance(scores, dict):
-        return {name: _scores_of(item, clients) for name, item in scores.items()}
-    return scores and [[values[i] for i in clients] for values in scores]

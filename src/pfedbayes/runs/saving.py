@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from pfedbayes import runs
-from pfedbayes.data import Preprocessing, Shards, load_shards
+from pfedbayes.data import DataConfig, Preprocessing, Shards, load_shards
 from pfedbayes.engine.federation import Federation
 from pfedbayes.engine.plan import choose_device
 from pfedbayes.errors import UserError
@@ -14,19 +14,27 @@ from pfedbayes.evaluation.posthoc import PostHoc
 from pfedbayes.files.reading import read_bytes, reading
 from pfedbayes.nets import Model
 from pfedbayes.nets.import_path import refuse_untrusted
+from pfedbayes.runs.calibration import calibration_bytes
 from pfedbayes.runs.config import to_toml
-from pfedbayes.runs.description import describe_federation
-from pfedbayes.runs.experiment import build_federation
+from pfedbayes.runs.description import describe_federation, scored_clients, scores_of
+from pfedbayes.runs.experiment import Experiment, build_federation
+from pfedbayes.runs.final_analysis import analyse_final_models
+from pfedbayes.runs.kept_model import KeptModel
 from pfedbayes.runs.naming import method_name
 from pfedbayes.runs.resume import recorded_plan, refuse_other_data
-from pfedbayes.runs.sections import Evaluation
+from pfedbayes.runs.sections import Evaluation, Execution, NetConfig
 
 
-def save(federation: Federation, folder: str | Path) -> Path:
+def save(federation: Federation, folder: str | Path, samples: int = 10) -> Path:
     """Save a federation of your own data and module in a folder, without the data and the module.
 
-    `load` needs them again.
+    `load` needs them again. If the federation has test data, the folder can be reported; if its network consists of
+    torch's own layers, its clients can be opened, predict, and be exported, calibrated by its validation data.
+
+    samples: weight draws of a prediction when models are scored.
     """
+    evaluation = Evaluation(samples)
+    experiment = Experiment(DataConfig(), NetConfig(), federation.method, federation.training, evaluation, Execution())
     writer = runs.Writer(Path(folder))
     try:
         if (writer.folder / runs.INFO).exists() and runs.read_info(writer.folder).digest is not None:
@@ -37,8 +45,18 @@ def save(federation: Federation, folder: str | Path) -> Path:
         training = dataclasses.asdict(federation.training)
         del training["patience"]  # early stopping needs the validation data of a run
         writer.write(runs.CONFIG, to_toml({"method": method, "training": training}))
-        writer.write_info(describe_federation(federation, Evaluation(), None))
+        writer.write_info(describe_federation(federation, evaluation, None))
+        writer.truncate_log(0)
+        if federation.round and any(map(len, federation.shards.test)):
+            scores = scores_of(federation.evaluate(samples), scored_clients(federation, evaluation))
+            writer.append(runs.RoundRecord(federation.round, 0.0, **scores))
         writer.checkpoint(federation.checkpoint(writer.folder / runs.CLIENTS), federation.round, seconds=0.0)
+        if (kept := KeptModel.of(federation.model)) is not None:
+            writer.write(runs.CALIBRATION, calibration_bytes(federation, experiment, federation.round, kept))
+        analysis = analyse_final_models(federation, evaluation)
+        writer.write_summary(
+            runs.Summary(rounds=federation.round, seconds=0.0, estimator=federation.headline(samples), **vars(analysis))
+        )
     finally:
         writer.close()
     return writer.folder

@@ -347,6 +347,8 @@ def _rounds(run: Run) -> int:
 
 def _training_data(run: Run) -> Shards | None:
     """Load the data of a run; None if they are gone or have changed since."""
+    if run.info.digest is None:  # a federation made in Python
+        return None
     try:
         shards = load_shards(run.experiment.data)
     except UserError:

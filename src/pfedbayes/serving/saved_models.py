@@ -19,6 +19,7 @@ from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Served
 from pfedbayes.evaluation.posterior import TrainedModel, draw_seed
 from pfedbayes.evaluation.posthoc import Ensemble
+from pfedbayes.files.reading import reading
 from pfedbayes.files.tensors import TensorFile
 from pfedbayes.maths.trees import fill, leaves, misfit, named_leaves, pick, tree_map
 from pfedbayes.methods.base import Method, State
@@ -177,10 +178,15 @@ def saved_models(
     method = experiment.federated
     plan = recorded_plan(run).on(choose_device(device))
     plan.activate()
+    if record.model is None:
+        model = build_model(record.net, record.task_shape, method)
+    else:
+        with reading(folder / runs.CALIBRATION, "save the federation again"):
+            model = record.model.build(tuple(record.preprocessing.shape))
     return SavedModels(
         folder=folder,
         method=method,
-        model=plan.fit(build_model(record.net, record.task_shape, method)),
+        model=plan.fit(model),
         plan=plan,
         batch_size=experiment.training.batch_size,
         seeds=tuple(run.info.seeds),
