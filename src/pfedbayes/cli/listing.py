@@ -21,7 +21,7 @@ def methods(as_json: Json = False) -> None:
 
     if as_json:
         found = {
-            name: dataclasses.asdict(method.about)
+            name: method.about._asdict()
             | {"settings": {field.name: field.default for field in dataclasses.fields(method)}}
             for name, method in METHODS.items()
         }

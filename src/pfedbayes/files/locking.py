@@ -9,10 +9,31 @@ from typing import IO
 
 if sys.platform == "win32":
     import msvcrt
+
+    def _lock(descriptor: int, shared: bool, wait: bool) -> bool:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        while True:
+            try:
+                msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+            except OSError:
+                if not wait:
+                    return False
+                time.sleep(PAUSE)
+            else:
+                return True
+
 else:
     import fcntl
 
-PAUSE = 0.1  # seconds between two attempts on Windows, which gives up waiting after a few seconds
+    def _lock(descriptor: int, shared: bool, wait: bool) -> bool:
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            return False
+        return True
+
+
+PAUSE = 0.1  # seconds between two attempts on Windows
 
 
 def lock(file: int | IO[bytes], shared: bool = False, wait: bool = False) -> bool:
@@ -20,26 +41,4 @@ def lock(file: int | IO[bytes], shared: bool = False, wait: bool = False) -> boo
 
     shared: allow other shared locks. wait: wait until the file is free.
     """
-    descriptor = file if isinstance(file, int) else file.fileno()
-    if sys.platform == "win32":
-        return _lock_windows(descriptor, wait)
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    try:
-        fcntl.flock(descriptor, kind | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _lock_windows(descriptor: int, wait: bool) -> bool:
-    assert sys.platform == "win32"  # noqa: S101, for the type checker
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    while True:
-        try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        except OSError:
-            if not wait:
-                return False
-            time.sleep(PAUSE)
-        else:
-            return True
+    return _lock(file if isinstance(file, int) else file.fileno(), shared, wait)

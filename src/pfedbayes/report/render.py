@@ -47,7 +47,7 @@ def render(runs: Sequence[Run]) -> str:
     if not runs:
         raise UserError("a report needs a run: give the folder of at least one")
     template = environment().get_template("page.html")
-    labels = _labels(runs)
+    labels = run_labels(runs)
     return template.render(
         runs=[_run_context(run, label) for run, label in zip(runs, labels, strict=True)],
         comparison=_comparison_context(runs, labels) if len(runs) > 1 else None,
@@ -59,7 +59,7 @@ def render(runs: Sequence[Run]) -> str:
     )
 
 
-def _labels(runs: Sequence[Run]) -> list[str]:
+def run_labels(runs: Sequence[Run]) -> list[str]:
     """Return method and folder name of each run, or the whole path where folder names repeat."""
     names = [run.folder.resolve().name for run in runs]
     return [

@@ -18,7 +18,7 @@ _CURRENCY = r"[$€£¥₹]|USD|EUR|GBP|CHF|JPY"
 _SPACE = " \u00a0\u202f'’"
 _WRITTEN = re.compile(
     rf"(?P<sign>[+-]?)\s?(?P<before>{_CURRENCY})?\s?(?P<minus>[+-]?)"
-    rf"(?P<body>\d[\d.,{_SPACE}]*|[.,]\d+)(?P<exponent>e[+-]?\d+)?\s?(?P<after>%|{_CURRENCY})?",
+    rf"(?P<body>\d(?:[\d.,{_SPACE}]*\d)?[.,]?|[.,]\d+)(?P<exponent>e[+-]?\d+)?\s?(?P<after>%|{_CURRENCY})?",
     re.ASCII | re.IGNORECASE,
 )
 _POINT = re.compile(r"\d+(\.\d*)?|\.\d+", re.ASCII)
