@@ -45,7 +45,7 @@ def test_experiments_are_written(tmp_path):
     assert (tmp_path / "all" / "table1.toml").read_bytes() == original.read_bytes()
     with pytest.raises(UserError, match="exists: give another folder"):
         call("experiments", "table1.toml", "--out", str(tmp_path / "all"))
-    with pytest.raises(UserError, match="did you mean 'table1.toml'"):
+    with pytest.raises(UserError, match=r"did you mean 'table1\.toml'"):
         call("experiments", "table1", "--out", str(tmp_path))
 
 

@@ -22,9 +22,9 @@ _WRITTEN = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 _POINT = re.compile(r"\d+(\.\d*)?|\.\d+", re.ASCII)
-_POINT_GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?", re.ASCII)
+_POINT_GROUPED = re.compile(r"[1-9]\d{0,2}(,\d{3})+(\.\d+)?", re.ASCII)
 _COMMA = re.compile(r"\d+(,\d*)?|,\d+", re.ASCII)
-_COMMA_GROUPED = re.compile(r"\d{1,3}(\.\d{3})+(,\d+)?", re.ASCII)
+_COMMA_GROUPED = re.compile(r"[1-9]\d{0,2}(\.\d{3})+(,\d+)?", re.ASCII)
 _SPACED = re.compile(rf"\d{{1,3}}([{_SPACE}])\d{{3}}(\1\d{{3}})*([.,]\d+)?", re.ASCII)
 
 
