@@ -26,7 +26,7 @@ LAYERS: list[list[set[str]]] = [
     [{"runs"}],
     [{"serving"}],
     [{"flower"}, {"report", "sweep"}, {"sklearn"}],
-    [{"paper"}],
+    [{"paper"}, {"board"}],
     [{"cli"}],
 ]
 CORE = set().union(*(part for layer in LAYERS[:7] for part in layer))

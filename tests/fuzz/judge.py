@@ -57,7 +57,8 @@ def _refusal(err: str) -> list[str]:
     """Return what is wrong with a refusal: it has to be the last line, and the only one of its kind."""
     lines = err.rstrip("\n").split("\n")
     said = [line for line in lines if line.startswith(LINE.rstrip())]
-    if len(said) != 1 or lines[-1] != said[0]:
+    listed = lines[lines.index(said[0]) + 1 :] if said else []  # several problems of one file
+    if len(said) != 1 or not all(re.match(r"  (\d+\.|…) ", line) for line in listed):
         return [f"{len(said)} lines of refusal, the last is: {lines[-1][:100]}"]
     if CONTROL.search(said[0]):
         return ["control characters in the message"]

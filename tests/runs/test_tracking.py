@@ -28,7 +28,8 @@ def test_mlflow_and_wandb_get_settings_scores_and_an_end(monkeypatch, tmp_path):
     seen = []
     fake(
         monkeypatch, "mlflow",
-        start_run=lambda *, run_name: seen.append(run_name), log_params=seen.append,
+        start_run=lambda run_name: seen.append(run_name),  # noqa: PLW0108
+        log_params=seen.append,
         log_metrics=lambda values, step: seen.append((step, values)), end_run=lambda: seen.append("mlflow ends"),
     )  # fmt: skip
     run = types.SimpleNamespace(
@@ -39,9 +40,9 @@ def test_mlflow_and_wandb_get_settings_scores_and_an_end(monkeypatch, tmp_path):
         send(RECORD)
     scores = (3, mean_scores(RECORD))
     assert seen == [
-        "a-run", {"method.name": "fedavg", "method.eta": "0.1"},
-        {"project": "pfedbayes", "name": "a-run", "config": {"method.name": "fedavg", "method.eta": 0.1}},
-        scores, scores, "mlflow ends", "wandb ends",
+        "a-run", {"method.name": "fedavg", "method.eta": "0.1"}, scores,
+        {"project": "pfedbayes", "name": "a-run", "config": {"method.name": "fedavg", "method.eta": 0.1}}, scores,
+        "mlflow ends", "wandb ends",
     ]  # fmt: skip
 
 

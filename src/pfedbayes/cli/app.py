@@ -28,6 +28,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 COMMANDS: list[Callable[..., None]] = [
     running.run,
     running.report,
+    running.board,
     listing.methods,
     listing.data,
     listing.experiments,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from functools import partial
@@ -227,6 +228,25 @@ def report(
 
     default = folders[0] / runs.REPORT if len(folders) == 1 else Path("report.html")
     echo(f"report: {write(folders, out or default)}")
+
+
+def board(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[DIR]…", help="Run folders, or folders that hold some. Default: runs/."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on. Default: a free one.")] = 0,
+) -> None:
+    """Show runs and federations in a browser while they train, and compare them.
+
+    The page is for this machine alone, and changes nothing. Stop it with Ctrl-C.
+    """
+    from pfedbayes.board import open_board
+
+    with open_board(folders or [Path("runs")], port) as server:
+        echo(f"board: {server.address}  (stop with Ctrl-C)")
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
 
 
 def _default_folder(setup: Experiment, experiment: Path | None, resume: bool) -> Path:

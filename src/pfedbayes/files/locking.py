@@ -7,12 +7,10 @@ import sys
 import time
 from typing import IO
 
-PAUSE = 0.1  # seconds between two attempts on Windows, which gives up waiting after a few seconds
-
 if sys.platform == "win32":
     import msvcrt
 
-    def _try_to_lock(descriptor: int, shared: bool, wait: bool) -> bool:
+    def _lock(descriptor: int, shared: bool, wait: bool) -> bool:
         os.lseek(descriptor, 0, os.SEEK_SET)
         while True:
             try:
@@ -27,13 +25,15 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-    def _try_to_lock(descriptor: int, shared: bool, wait: bool) -> bool:
-        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    def _lock(descriptor: int, shared: bool, wait: bool) -> bool:
         try:
-            fcntl.flock(descriptor, kind | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             return False
         return True
+
+
+PAUSE = 0.1  # seconds between two attempts on Windows
 
 
 def lock(file: int | IO[bytes], shared: bool = False, wait: bool = False) -> bool:
@@ -41,4 +41,4 @@ def lock(file: int | IO[bytes], shared: bool = False, wait: bool = False) -> boo
 
     shared: allow other shared locks. wait: wait until the file is free.
     """
-    return _try_to_lock(file if isinstance(file, int) else file.fileno(), shared, wait)
+    return _lock(file if isinstance(file, int) else file.fileno(), shared, wait)

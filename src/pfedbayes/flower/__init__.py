@@ -7,7 +7,6 @@ app = server_app(make_model)              # beside the SuperLink
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from pfedbayes.errors import UserError
@@ -21,8 +20,10 @@ __all__ = ["Node", "client_app", "load_node", "server_app"]
 
 def require_flwr() -> None:
     """Raise UserError if Flower is not installed."""
-    if find_spec("flwr") is None:
-        raise UserError("flwr is not installed: pip install 'pfedbayes[flower]'")
+    try:
+        import_module("flwr")
+    except ImportError as error:
+        raise UserError("flwr is not installed: pip install 'pfedbayes[flower]'") from error
 
 
 def __getattr__(name: str) -> Any:

@@ -21,6 +21,7 @@ def all_figures(run: Run) -> dict[str, Figure]:
     """Return the figures of a run's page, by names that are valid for files."""
     names = tables.metric_names(run)
     drawn: dict[str, Figure | None] = {f"{name}_by_round": curves(run, name) for name in curve_metrics(names)}
+    drawn["validation"] = validation(run)
     drawn["clients"] = clients_figure(run, names[0]) if names else None
     drawn |= {f"reliability_{model}": figure for model, figure in reliability(run)}
     drawn |= {"risk_coverage": uncertainty.risk_coverage(run), "survival": survival.figure(run)}
@@ -45,6 +46,22 @@ def curves(run: Run, name: str) -> Figure:
             series.append(_series(run, model, estimator, name, label, tables.STYLE[model], dash, thin=i > 0))
     title = f"{tables.metric(name).label} by round"
     return Figure(title, _line_chart(title, name, series), _best_rounds(run, name))
+
+
+def validation(run: Run) -> Figure | None:
+    """Draw the validation loss by round, and the round that early stopping keeps; None without it."""
+    points = [(record.round, record.validation_nll) for record in run.rounds if record.validation_nll is not None]
+    if not points:
+        return None
+    x, y = [float(number) for number, _ in points], [loss for _, loss in points]
+    series = [charts.Series("validation NLL", x, y, [0.0] * len(x), style=2)]
+    kept = run.summary.kept_round if run.summary else None
+    caption = ""
+    if kept in x:
+        loss = y[x.index(kept)]
+        series.append(charts.Series(f"kept: round {kept}", [float(kept)], [loss], [0.0], style=1))
+        caption = f"The models of the report are those with {loss:.3g} in round {kept}: see training.patience."
+    return Figure("Validation NLL by round", _line_chart("Validation NLL by round", "nll", series), caption)
 
 
 def overlaid_curves(runs: Sequence[Run], labels: Sequence[str], model: str, name: str) -> Figure | None:

@@ -18,6 +18,7 @@ from pfedbayes.report import (
     federation,
     figures,
     joining,
+    plain,
     run_tables,
     survival,
     tables,
@@ -50,7 +51,7 @@ def render(runs: Sequence[Run]) -> str:
     if not runs:
         raise UserError("a report needs a run: give the folder of at least one")
     template = environment().get_template("page.html")
-    labels = _labels(runs)
+    labels = run_labels(runs)
     return template.render(
         runs=[_run_context(run, label) for run, label in zip(runs, labels, strict=True)],
         comparison=_comparison_context(runs, labels) if len(runs) > 1 else None,
@@ -62,7 +63,7 @@ def render(runs: Sequence[Run]) -> str:
     )
 
 
-def _labels(runs: Sequence[Run]) -> list[str]:
+def run_labels(runs: Sequence[Run]) -> list[str]:
     """Return method and folder name of each run, or the whole path where folder names repeat."""
     names = [run.folder.resolve().name for run in runs]
     return [
@@ -81,12 +82,16 @@ def _run_context(run: Run, label: str) -> dict[str, Any]:
         "status": _status(run),
         "resume": _resume(run) if run.summary is None else None,
         "lead": describe.lead(run),
+        "plain": plain.summary(run),
         "headline": run_tables.headline_table(run, names),
         "estimators": run_tables.estimator_table(run, names),
         "window": run_tables.window_table(run, names),
         "several_seeds": len(run.info.seeds) > 1,
         "split": run.experiment.evaluation.split,
-        "curves": [figures.curves(run, name) for name in figures.curve_metrics(names)],
+        "curves": [
+            *(figures.curves(run, name) for name in figures.curve_metrics(names)),
+            *filter(None, [figures.validation(run)]),
+        ],
         "clients_figure": figures.clients_figure(run, names[0]) if names else None,
         "clients": run_tables.client_table(run, names[0]) if names else None,
         "reliability": [figure for _, figure in figures.reliability(run)],

@@ -9,6 +9,7 @@ from pfedbayes.evaluation.estimators import ENSEMBLE, MODELS
 from pfedbayes.report import federation, tables
 from pfedbayes.report.describe import axis_label, client_labels
 from pfedbayes.report.page import Table
+from pfedbayes.report.plain import format_interval
 from pfedbayes.report.tables import Estimate
 from pfedbayes.runs.folder import Run
 
@@ -128,13 +129,20 @@ def client_table(run: Run, name: str) -> Table:
         caption += f", worst {shown[0]} model first"
     if len(order) > _MOST_ROWS:
         caption += f", {_MOST_ROWS} of {len(order):,} clients"
+    # Over several seeds the deviation is shown instead.
+    with_intervals = name == "accuracy" and len(info.seeds) == 1
     rows = []
     for i in order[:_MOST_ROWS]:
         labels = [client_labels(run, i)] if info.labels else []
         sizes = [f"{info.train_sizes[i]:,}", f"{info.test_sizes[i]:,}"]
-        cells = [tables.format_estimate(name, estimates[i]) for estimates in by_model]
+        cells = []
+        for estimates in by_model:
+            cells.append(tables.format_estimate(name, estimates[i]))
+            cells += [format_interval(estimates[i].value, info.test_sizes[i])] if with_intervals else []
         rows.append((info.clients[i], [*labels, *sizes, *cells]))
-    heads = [*(["labels"] if info.labels else []), "train", run.experiment.evaluation.split, *shown]
+    heads = [*(["labels"] if info.labels else []), "train", run.experiment.evaluation.split]
+    for model in shown:
+        heads += [model, "95 % interval"] if with_intervals else [model]
     return Table(caption, heads, [("", rows)])
 
 

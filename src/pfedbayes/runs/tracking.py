@@ -6,6 +6,7 @@ import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,8 +36,9 @@ def tracking(
     for name in names:
         if name not in TRACKERS:
             raise UserError(f"--track {name!r} is unknown: {nearest(name, TRACKERS)}")
+        _import(name, name)
     plain = {f"{section}.{key}": value for section, values in settings.items() for key, value in values.items()}
-    active = {name: TRACKERS[name](folder, plain) for name in dict.fromkeys(names)}
+    active: dict[str, Tracker | None] = dict.fromkeys(names)  # each is opened with the first record
 
     def attempt(name: str, act: Callable[[], None]) -> None:
         try:
@@ -47,14 +49,19 @@ def tracking(
 
     def send(record: RoundRecord) -> None:
         values = mean_scores(record)
-        for name, tracker in list(active.items()):
-            attempt(name, lambda tracker=tracker: tracker.log(record.round, values))  # type: ignore[misc]
+        for name in list(active):
+            attempt(name, partial(log, name, record.round, values))
+
+    def log(name: str, round: int, values: Mapping[str, float]) -> None:
+        tracker = active[name] = active[name] or TRACKERS[name](folder, plain)
+        tracker.log(round, values)
 
     try:
         yield send
     finally:
         for name, tracker in list(active.items()):
-            attempt(name, tracker.close)
+            if tracker is not None:
+                attempt(name, tracker.close)
 
 
 def mean_scores(record: RoundRecord) -> dict[str, float]:
@@ -79,7 +86,6 @@ def _import(module: str, name: str) -> Any:
 
 
 def _tensorboard(folder: Path, settings: Mapping[str, Any]) -> Tracker:
-    _import("tensorboard", "tensorboard")
     writer = _import("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder / FOLDER))
     writer.add_text("settings", "\n".join(f"    {key} = {value!r}" for key, value in settings.items()))
 

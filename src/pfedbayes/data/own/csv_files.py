@@ -26,6 +26,7 @@ SAMPLE = 20  # lines by which the delimiter is chosen
 BLOCK = 1 << 20  # bytes by which the encoding is checked
 SEPARATOR = re.compile(r'"?sep=(.)"?', re.IGNORECASE)  # a line that Excel understands
 TOTALS = re.compile(r"((grand|sub) ?)?totals?:?|sum:?|averages?:?|mean:?|summe:?|gesamt:?", re.IGNORECASE)
+MOST_TOTALS = 3  # rows at the end of a file
 SHOWN = 5  # lines that a message names
 
 
@@ -78,7 +79,7 @@ def _parsed(path: Path, encoding: str, delimiter: str) -> Iterator[tuple[int, li
         with open_regular(path) as binary, io.TextIOWrapper(binary, encoding=encoding, newline="") as file:
             reader = csv.reader(_lines(path, file), delimiter=delimiter, strict=True)
             for k, row in enumerate(reader):
-                if k or len(row) != 1 or not SEPARATOR.fullmatch(row[0]):
+                if k or not SEPARATOR.fullmatch(delimiter.join(row)):
                     yield reader.line_num, row
     except UnicodeDecodeError as error:
         raise UserError(_damaged(path, error)) from None
@@ -192,17 +193,17 @@ def _chunks(
         if len(row) != width:
             odd.append((line, len(row)))
             continue
-        if len(rows) == most:  # a row is left for the end, where it may be a total
-            yield rows, np.array(lines)
-            rows, lines = [], []
+        if len(rows) == most + MOST_TOTALS:
+            yield rows[:most], np.array(lines[:most])
+            rows, lines = rows[most:], lines[most:]
         rows.append(row)
         lines.append(line)
     if notes is not None:
         while rows and _is_total(rows[-1]):
             notes.append(f"{path}, line {lines[-1]} is left out: {_first(rows[-1])!r} is a total, not a row of data")
             del rows[-1], lines[-1]
-    if rows:
-        yield rows, np.array(lines)
+    for start in range(0, len(rows), most):
+        yield rows[start : start + most], np.array(lines[start : start + most])
     if odd:
         first, count = odd[0]
         others = ", ".join(f"{each} has {cells}" for each, cells in odd[1:SHOWN])

@@ -18,13 +18,13 @@ _CURRENCY = r"[$€£¥₹]|USD|EUR|GBP|CHF|JPY"
 _SPACE = " \u00a0\u202f'’"
 _WRITTEN = re.compile(
     rf"(?P<sign>[+-]?)\s?(?P<before>{_CURRENCY})?\s?(?P<minus>[+-]?)"
-    rf"(?P<body>\d[\d.,{_SPACE}]*|[.,]\d+)(?P<exponent>e[+-]?\d+)?\s?(?P<after>%|{_CURRENCY})?",
+    rf"(?P<body>\d(?:[\d.,{_SPACE}]*\d)?[.,]?|[.,]\d+)(?P<exponent>e[+-]?\d+)?\s?(?P<after>%|{_CURRENCY})?",
     re.ASCII | re.IGNORECASE,
 )
 _POINT = re.compile(r"\d+(\.\d*)?|\.\d+", re.ASCII)
-_POINT_GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?", re.ASCII)
+_POINT_GROUPED = re.compile(r"[1-9]\d{0,2}(,\d{3})+(\.\d+)?", re.ASCII)
 _COMMA = re.compile(r"\d+(,\d*)?|,\d+", re.ASCII)
-_COMMA_GROUPED = re.compile(r"\d{1,3}(\.\d{3})+(,\d+)?", re.ASCII)
+_COMMA_GROUPED = re.compile(r"[1-9]\d{0,2}(\.\d{3})+(,\d+)?", re.ASCII)
 _SPACED = re.compile(rf"\d{{1,3}}([{_SPACE}])\d{{3}}(\1\d{{3}})*([.,]\d+)?", re.ASCII)
 
 
