@@ -265,6 +265,7 @@ def table(figures: dict[str, Figures], columns: tuple[str, ...]) -> list[str]:
     if not rows:
         return []
     every = list(rows.values())
+    columns = tuple(honesty.filled(every, columns))
     head = [f"| | {' | '.join(honesty.headings(columns))} |", "|---" * (len(columns) + 1) + "|"]
     return head + [
         f"| {title} | {' | '.join(entry(line, every, name) for name in columns)} |" for title, line in rows.items()

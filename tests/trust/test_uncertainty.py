@@ -5,13 +5,26 @@ import pytest
 import torch
 
 from benchmarks import uncertainty as benchmark
-from federations import federation, make_shards, trained
+from federations import federation, make_model, make_shards, trained
 from pfedbayes.errors import UserError
 from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.maths.metrics import accuracy, ece, log_average, reliability
+from pfedbayes.maths.survival import Survival
 from pfedbayes.methods import FedAvg, Local, PFedBayes
+from pfedbayes.trust.answers import Models
 from pfedbayes.trust.shifts import other_set, strange_inputs
-from pfedbayes.trust.uncertainty import FIGURES, FURTHER, TABLES, assess, assess_models, cells, mean_rows, table_rows
+from pfedbayes.trust.uncertainty import (
+    FIGURES,
+    FURTHER,
+    TABLES,
+    assess,
+    assess_models,
+    cells,
+    filled,
+    mean_rows,
+    table_rows,
+    warnings,
+)
 
 
 def with_validation():
@@ -128,10 +141,48 @@ def test_what_cannot_be_assessed_is_said():
     none = dataclasses.replace(shards, test=shards.validation)
     with pytest.raises(UserError, match="no client of this run has test data"):
         assess(federation(FedAvg(), shards=none))
-    numbers = dataclasses.replace(shards, y=shards.x[:, :1], num_classes=None)
-    model = federation(FedAvg()).model._replace(likelihood=Regression(0.1))
-    with pytest.raises(UserError, match="targets are labels"):
-        assess(federation(FedAvg(), shards=numbers, model=model))
+    models = dataclasses.replace(Models.of(federation(FedAvg()), 1), likelihood=Survival((1.0, 2.0)))
+    with pytest.raises(UserError, match="these targets are times"):
+        assess_models(models)
+
+
+def test_clients_weigh_by_their_test_examples():
+    rows = [[{"size": 30.0, "nll": 1.0}, {"size": 10.0, "nll": 2.0, "ece": 0.5}]]
+    assert mean_rows(rows) == {"nll": 1.25, "ece": 0.5}
+
+
+def test_a_scaling_that_hurts_is_warned_of():
+    ways = {"as it is": [[{"nll": 0.3}]], "scaled": [[{"nll": 0.9}]], "calibrated": [[{"nll": 0.304}]]}
+    (sentence,) = warnings({"personal": ways})
+    assert "a plain temperature raises the NLL of the personal model on test data from 0.300 to 0.900" in sentence
+    ways["calibrated"] = [[{"nll": 0.4}]]
+    assert warnings({"personal": ways})[1].endswith("hold out more validation data, or predict with --raw")
+    assert warnings({"personal": {"as it is": [[{"nll": 0.3}]]}}) == []
+
+
+def test_numbers_have_their_own_figures():
+    shards = with_validation()
+    y = shards.x[:, :1] + 0.1 * torch.randn(len(shards.x), 1, generator=torch.Generator().manual_seed(0))
+    shards = dataclasses.replace(shards, y=y.double(), num_classes=None)
+    model = make_model(outputs=1, likelihood=Regression(0.5, 10.0))
+    ours = trained(PFedBayes(zeta=0.1, eta_personal=0.05), 20, shards=shards, model=model)
+    far = 50 + torch.zeros(40, 3, dtype=torch.float64)
+    seen = []
+    found = assess_models(Models.of(ours, 5), {"other": far}, lambda which, client, *_: seen.append((which, client)))
+    assert seen == [(which, client) for which in ("personal", "shared") for client in range(5)]
+    (rows,) = found["personal"]["as it is"]
+    rows_of_first = shards.test[0]
+    outputs = ours.predict("personal", 0, shards.x[rows_of_first], 5)
+    error = float((outputs.mean(0) - y[rows_of_first]).square().mean().sqrt())
+    assert rows[0]["rmse"] == pytest.approx(10 * error)
+    mean = mean_rows(found["personal"]["as it is"])
+    assert mean["auroc_other_strangeness"] == 1.0
+    assert mean["false_alarms"] < 0.2
+    assert 0.8 < mean["set_coverage"] <= 1
+    assert "auroc_unseen" not in mean
+    titles = [title for title, _ in table_rows(found, ("rmse", "accuracy"))]
+    assert titles == ["personal", "shared"]
+    assert filled([mean], ("rmse", "accuracy")) == ["rmse"]
 
 
 def record(figures, group="pfedbayes", **more):

@@ -12,6 +12,8 @@ from rich.table import Table
 from pfedbayes.cli.common import MOST_DRAWS, Device, TrustModule, console, echo
 from pfedbayes.errors import UserError, printable
 
+PAGE = "uncertainty.html"  # in the folder of a run
+
 
 def certify(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run with data.certify set.")],
@@ -87,32 +89,54 @@ def uncertainty(
 ) -> None:
     """Compare the uncertainty of runs: calibration and detection of out-of-distribution inputs.
 
-    Runs with validation data (--set data.validation=0.2) are also scored with temperature scaling, conformal sets and
-    abstention.
+    Runs with validation data (--set data.validation=0.2) are also scored with temperature scaling, conformal sets,
+    abstention and strangeness. The folder of each run gets a page with pictures, uncertainty.html.
     """
     from pfedbayes import runs
+    from pfedbayes.report.assessed import Observed, page_of
     from pfedbayes.runs import saving
+    from pfedbayes.trust.answers import Models
     from pfedbayes.trust.shifts import NAMES, other_set
-    from pfedbayes.trust.uncertainty import FURTHER, TABLES, assess, cells, headings, table_rows
+    from pfedbayes.trust.uncertainty import (
+        FURTHER,
+        TABLES,
+        assess_models,
+        cells,
+        filled,
+        headings,
+        table_rows,
+        warnings,
+    )
 
     results: dict[str, Any] = {}
+    pages: list[Path] = []
     for folder in folders:
-        data = runs.read_run(folder).experiment.data
-        others = other_set(data.name, data_dir or data.dir)
-        results[str(folder)] = assess(saving.load(folder, device=device, trust_module=trust_module), samples, others)
+        run, observed = runs.read_run(folder), Observed()
+        data = run.experiment.data
+        models = Models.of(saving.load(folder, device=device, trust_module=trust_module), samples)
+        results[str(folder)] = assess_models(models, other_set(data.name, data_dir or data.dir), observed.add)
+        pages.append(folder / PAGE)
+        runs.write_file(pages[-1], page_of(run, results[str(folder)], observed).encode(errors="backslashreplace"))
     if as_json:
         typer.echo(json.dumps(results))
         return
     for title, columns in (TABLES | FURTHER).items():
+        rows = [(name, *row) for name, assessed in results.items() for row in table_rows(assessed, columns)]
+        known = filled([row for *_, row in rows], columns)
+        if not known:
+            continue
         table = Table("run", "model", title=title)
-        for heading in headings(columns):
+        for heading in headings(known):
             table.add_column(heading, justify="right")
-        for name, assessed in results.items():
-            for model, row in table_rows(assessed, columns):
-                table.add_row(printable(Path(name).name), model, *cells(row, columns))
+        for name, model, row in rows:
+            table.add_row(printable(Path(name).name), model, *cells(row, known))
         console().print(table)
+    for name, assessed in results.items():
+        for sentence in warnings(assessed):
+            echo(f"warning: {Path(name).name}: {sentence}")
     for name, meaning in NAMES.items():
         typer.echo(f"{name}: {meaning}")
+    echo(f"pages: {', '.join(map(str, pages))}")
 
 
 def verify(

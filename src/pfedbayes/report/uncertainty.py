@@ -120,8 +120,8 @@ def uncertain_clients(run: Run) -> list[str]:
     for i in uncertain[:_MOST_SENTENCES]:
         amount = f"{label} {total[i]:.2f} {unit}".strip()
         share = part[i] / total[i] if total_name == "entropy" else (part[i] / total[i]) ** 2  # variances add up
-        reasons = [*_reasons(run, i), *_kind(share if _draws_samples(run) else math.nan)]
-        why = "; ".join(reasons) or "the run records no reason"
+        found = [*reasons(run, i), *_kind(share if _draws_samples(run) else math.nan)]
+        why = "; ".join(found) or "the run records no reason"
         sentences.append(f"{run.info.clients[i]} is uncertain ({amount}, median {median:.2f}): {why}.")
     if len(uncertain) > _MOST_SENTENCES:
         more = len(uncertain) - _MOST_SENTENCES
@@ -133,28 +133,28 @@ def _last(curves: Sequence[Sequence[tuple[int, float]]]) -> tables.Floats:
     return np.array([points[-1][1] for points in curves] or [math.nan])
 
 
-def _reasons(run: Run, client: int) -> list[str]:
+def reasons(run: Run, client: int) -> list[str]:
     """Return how a client differs from the others."""
     info, facts = run.info, run.summary.clients if run.summary else None
-    reasons = []
+    found = []
     size, usual = info.train_sizes[client], float(np.median(info.train_sizes))
     if size < 0.7 * usual:
-        reasons.append(f"it has few training examples ({size:,}, median {usual:,.0f})")
+        found.append(f"it has few training examples ({size:,}, median {usual:,.0f})")
     rarest = facts.rarest_label if facts else None
     if rarest and info.labels and rarest[client] < 0.2 * size / len(info.labels[client]):
-        reasons.append(f"one of its labels is rare (training examples: {rarest[client]})")
+        found.append(f"one of its labels is rare (training examples: {rarest[client]})")
     if info.labels:
         sharers = sum(bool(set(labels) & set(info.labels[client])) for labels in info.labels) - 1
         if not sharers and len(info.labels) > 1:
-            reasons.append("no other client has any of its labels")
+            found.append("no other client has any of its labels")
     distances = facts.distance if facts else None
     distance = distances[client] if distances else None
     if distance is not None:
         median = float(np.nanmedian(tables.numbers(distances)))
         if distance > 1.5 * median:
             far = f"KL {distance:,.0f} nats, median {median:,.0f}"
-            reasons.append(f"its model is far from the shared one ({far}), so its data differ from the others’")
-    return reasons
+            found.append(f"its model is far from the shared one ({far}), so its data differ from the others’")
+    return found
 
 
 def _kind(share: float) -> list[str]:

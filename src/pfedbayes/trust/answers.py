@@ -14,12 +14,14 @@ from pfedbayes.engine.federation import Federation
 from pfedbayes.evaluation.client_data import ClientData
 from pfedbayes.evaluation.estimators import MODELS, Served, Which
 from pfedbayes.evaluation.posthoc import Ensemble
-from pfedbayes.maths.likelihoods import Likelihood
+from pfedbayes.maths.likelihoods import LabelLikelihood, Likelihood
 from pfedbayes.maths.metrics import decompose_uncertainty, log_average
 from pfedbayes.trust import gate
 from pfedbayes.trust.gate import Gate, HeldOut, Parts
 from pfedbayes.trust.shifts import some_rows, strange_inputs, strange_rows
 from pfedbayes.trust.strangeness import distances, fit_inputs, model_scores
+
+ALPHA = 0.1  # miscoverage of conformal sets and intervals
 
 Predict = Callable[[Which, int, Tensor, int], Tensor]
 """Returns outputs (K, n, C) of a model for a client, inputs (n, ...) and the index of a seed."""
@@ -59,16 +61,17 @@ class Models:
     @property
     def has_gates(self) -> bool:
         """Whether there is something to gate: both models, and a client that lacks a label."""
-        return len(self.names) == len(MODELS) and not all(map(gate.is_open, gate.gates(self.data)))
+        both = len(self.names) == len(MODELS) and self.likelihood.task == "classification"
+        return both and not all(map(gate.is_open, gate.gates(self.data)))
 
 
 class Answers(NamedTuple):
     """Predictions of a model for n examples."""
 
     log_probs: Tensor
-    """Log-probabilities (n, C)."""
+    """Log-probabilities (n, C); for numbers, the outputs (K, n, ...)."""
     epistemic: Tensor
-    """Epistemic uncertainty (n,) in nats."""
+    """Epistemic uncertainty (n,) in nats; for numbers, the predicted deviation."""
     gated: tuple[Parts, Gate] | None = None
     """What a gated prediction consists of."""
     by_model: Tensor = torch.empty(0)
@@ -105,17 +108,20 @@ class Inputs:
         return {name: x for name, (x, _) in self.known.items()} | {f"strange {k}": x for k, x in self.strange.items()}
 
 
-def answer(models: Models, client: int, inputs: Inputs, s: int) -> dict[str, dict[Served, Answers]]:
+def answer_labels(
+    models: Models, likelihood: LabelLikelihood, client: int, inputs: Inputs, s: int
+) -> dict[str, dict[Served, Answers]]:
     """Return what the models of a seed say to all inputs of a client, by kind and model."""
     every = inputs.every()
     found: dict[str, dict[Served, Answers]] = {kind: {} for kind in every}
     for which in models.names:
         outputs = models.predict(which, client, torch.cat(list(every.values())), s)
-        log_probs = log_average(outputs)
-        epistemic = decompose_uncertainty(outputs, log_probs).epistemic
-        whole = (log_probs, epistemic, model_scores(models.likelihood, outputs))
+        draws = likelihood.logits(outputs)
+        log_probs = log_average(draws)
+        epistemic = decompose_uncertainty(draws, log_probs).epistemic
+        whole = (log_probs, epistemic, model_scores(likelihood, outputs))
         sizes = [len(x) for x in every.values()]
-        for kind, *parts in zip(every, *(torch.split(each.cpu(), sizes) for each in whole), strict=True):
+        for kind, *parts in zip(every, *(torch.split_with_sizes(each.cpu(), sizes) for each in whole), strict=True):
             log_probs, epistemic, by_model = parts
             found[kind][which] = Answers(log_probs, epistemic, None, by_model, inputs.distance[kind])
     return found

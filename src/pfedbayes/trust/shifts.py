@@ -25,6 +25,8 @@ def strange_rows(shards: Shards, client: int) -> tuple[Tensor, Tensor, torch.Gen
     """Return some of a client's own test rows and of those of labels that it lacks, and the generator used."""
     generator = torch.Generator().manual_seed(client)
     own, rows = some_rows(shards.test[client], generator), torch.cat(shards.test)
+    if shards.num_classes is None:
+        return own, rows[:0], generator
     unseen = rows[~torch.isin(shards.y[rows], shards.y[shards.train[client]])]
     return own, some_rows(unseen, generator) if len(unseen) else unseen, generator
 

@@ -6,8 +6,9 @@ should be less confident.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from pfedbayes.data import Shards
 from pfedbayes.engine.federation import Federation
 from pfedbayes.errors import UserError
 from pfedbayes.evaluation.estimators import Served
+from pfedbayes.maths.likelihoods import is_of_labels, is_of_numbers, is_of_times
 from pfedbayes.maths.metrics import (
     accuracy,
     adaptive_ece,
@@ -30,17 +32,21 @@ from pfedbayes.maths.metrics import (
 )
 from pfedbayes.maths.ranking import auroc
 from pfedbayes.trust import abstention, conformal, gate
-from pfedbayes.trust.answers import Answers, Inputs, Models, add_gated, answer
+from pfedbayes.trust.answers import ALPHA, Answers, Inputs, Models, add_gated, answer_labels
 from pfedbayes.trust.calibration import NO_ROWS, Held, fit_maps
 from pfedbayes.trust.gate import Parts
+from pfedbayes.trust.numbers import answer_numbers
 from pfedbayes.trust.recalibration import FOLDS, RAW
 from pfedbayes.trust.strangeness import strangeness
 
-ALPHA, TARGET = 0.1, 0.01  # miscoverage of the conformal sets, and error rate of abstention
+TARGET = 0.01  # error rate of abstention
 ALARM = 0.05  # share of own inputs that a threshold on the strangeness may flag
+HURTS = 0.005  # by which a scaling may raise the NLL before it is warned of
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)  # of inputs of unseen labels in a mixture
 # Heading of each metric in tables, with an arrow towards better values, and its decimals.
 FIGURES = {
+    "rmse": ("RMSE\u00a0↓", 4),
+    "coverage": ("90 % intervals cover, %", 1),
     "accuracy": ("accuracy %\u00a0↑", 2),
     "nll": ("NLL\u00a0↓", 3),
     "brier": ("Brier\u00a0↓", 3),
@@ -58,7 +64,7 @@ FIGURES = {
     "answered_wrong": (f"wrong among them\u00a0≤\u00a0{TARGET:g}", 4),
 }
 TABLES = {
-    "On the clients' own test data": ("accuracy", "nll", "brier", "ece", "adaptive_ece", "aurc"),
+    "On the clients' own test data": ("rmse", "coverage", "accuracy", "nll", "brier", "ece", "adaptive_ece", "aurc"),
     "Detection of out-of-distribution inputs (AUROC)": ("auroc_unseen", "auroc_other", "auroc_rotated", "auroc_noisy"),
     "Guarantees: conformal sets and abstention": ("set_coverage", "set_size", "answered", "answered_wrong"),
 }
@@ -92,22 +98,48 @@ def assess(
     return assess_models(Models.of(federation, samples), strange)
 
 
-def assess_models(models: Models, strange: dict[str, Tensor] | None = None) -> dict[str, dict[str, list[list[Row]]]]:
-    """Return the metrics of models, see `assess`."""
-    if models.likelihood.task != "classification":
-        raise UserError("this comparison needs class probabilities: give a run whose targets are labels")
-    shards = models.shards
+Observe = Callable[[Served, int, dict[str, Answers], Inputs], None]
+"""Is told what a model answers to the inputs of a client, by kind."""
+
+
+def assess_models(
+    models: Models, strange: dict[str, Tensor] | None = None, observe: Observe | None = None
+) -> dict[str, dict[str, list[list[Row]]]]:
+    """Return the metrics of models, see `assess`. observe: is told the answers of the first seed."""
+    likelihood, shards = models.likelihood, models.shards
+    if is_of_times(likelihood):
+        raise UserError("this comparison needs labels or numbers, but these targets are times to an event")
     if not any(len(rows) for rows in shards.test):
         raise UserError("no client of this run has test data: run again with data.test_fraction above 0")
     result: dict[str, dict[str, list[list[Row]]]] = {}
     clients = {client: Inputs.of(shards, client, strange or {}) for client in tested(shards)}
     for s in range(models.num_seeds):
-        answers = {i: answer(models, i, inputs, s) for i, inputs in clients.items()}
+        for which, by_client, ways in _of_seed(models, clients, s):
+            for way, rows in ways.items():
+                sized = [row | {"size": float(len(shards.test[i]))} for i, row in zip(clients, rows, strict=True)]
+                result.setdefault(which, {}).setdefault(way, []).append(sized)
+            for i in clients if observe is not None and s == 0 else ():
+                assert observe is not None  # noqa: S101, for mypy
+                observe(which, i, by_client[i], clients[i])
+    return result
+
+
+def _of_seed(
+    models: Models, clients: dict[int, Inputs], s: int
+) -> Iterator[tuple[Served, dict[int, dict[str, Answers]], dict[str, list[Row]]]]:
+    """Yield for each model of a seed its answers by client and kind, and the metrics by way of scaling."""
+    likelihood = models.likelihood
+    if is_of_labels(likelihood):
+        answers = {i: answer_labels(models, likelihood, i, inputs, s) for i, inputs in clients.items()}
         for which in add_gated(models, answers):
             by_client = {i: {kind: found[which] for kind, found in every.items()} for i, every in answers.items()}
-            for way, rows in _ways(models, which, by_client, clients).items():
-                result.setdefault(which, {}).setdefault(way, []).append(rows)
-    return result
+            yield which, by_client, _ways(models, which, by_client, clients)
+        return
+    assert is_of_numbers(likelihood)  # noqa: S101, checked by `assess_models`
+    for name in models.names:
+        of_numbers, found = answer_numbers(models, likelihood, name, clients, s)
+        rows = [found[i] | _detection(of_numbers[i], clients[i]) for i in clients]
+        yield name, of_numbers, {"as it is": rows}
 
 
 def tested(shards: Shards) -> list[int]:
@@ -160,20 +192,29 @@ def _raw_row(models: Models, every: dict[str, Answers], inputs: Inputs) -> Row:
         own = every["own"].epistemic
         for name in inputs.strange:
             row[f"auroc_{name}_mi"] = float(auroc(own, every[f"strange {name}"].epistemic))
-    if "validation" in every:
-        known = _scores(every["validation"])
-        gated = every["own"].gated is not None
-        own = strangeness(known, _scores(every["own"]), gated)
-        row["false_alarms"] = float((own >= 1 - ALARM).double().mean())
-        for name in inputs.strange:
-            strange = strangeness(known, _scores(every[f"strange {name}"]), gated)
-            row[f"auroc_{name}_strangeness"] = float(auroc(own, strange))
-    return row
+    return row | _detection(every, inputs)
 
 
-def _scores(answers: Answers) -> Tensor:
-    """Return the scores (n, 2) that strangeness combines."""
-    return torch.stack([answers.by_model, answers.distance], dim=-1)
+def _detection(every: dict[str, Answers], inputs: Inputs) -> Row:
+    """Return how well strangeness detects strange inputs; nothing without validation data."""
+    found = strangeness_of(every)
+    if not found:
+        return {}
+    row = {"false_alarms": float((found["own"] >= 1 - ALARM).double().mean())}
+    return row | {f"auroc_{k}_strangeness": float(auroc(found["own"], found[f"strange {k}"])) for k in inputs.strange}
+
+
+def strangeness_of(every: dict[str, Answers]) -> dict[str, Tensor]:
+    """Return the strangeness (n,) of own test data and of strange inputs, by kind; empty without validation data."""
+    if "validation" not in every:
+        return {}
+
+    def scores(answers: Answers) -> Tensor:
+        return torch.stack([answers.by_model, answers.distance], dim=-1)
+
+    known, gated = scores(every["validation"]), every["own"].gated is not None
+    kinds = [kind for kind in every if kind == "own" or kind.startswith("strange ")]
+    return {kind: strangeness(known, scores(every[kind]), gated) for kind in kinds}
 
 
 def _warmed_row(every: dict[str, Answers], inputs: Inputs, warm: Callable[[Tensor], Tensor]) -> Row:
@@ -261,11 +302,16 @@ def _guarantees(log_probs: Tensor, y: Tensor, sets: conformal.Calibration, rule:
 
 
 def mean_rows(rows: list[list[Row]]) -> Row:
-    """Return the mean of each metric over clients and seeds; the error among answers is that of all answers pooled."""
+    """Return the mean of each metric over clients and seeds; the error among answers is that of all answers pooled.
+
+    Clients weigh by their number of test examples, as in the scores of a run.
+    """
     flat = [row for of_seed in rows for row in of_seed]
-    names = dict.fromkeys(name for row in flat for name in row)
-    known = {name: [row[name] for row in flat if name in row] for name in names}
-    mean = {name: sum(values) / len(values) for name, values in known.items()}
+    names = dict.fromkeys(name for row in flat for name in row if name != "size")
+    mean = {}
+    for name in names:
+        known = [(row.get("size", 1.0), row[name]) for row in flat if name in row]
+        mean[name] = sum(size * value for size, value in known) / sum(size for size, _ in known)
     if mean.get("answered"):
         mean["answered_wrong"] = mean["wrong"] / mean["answered"]
     return mean
@@ -288,6 +334,28 @@ def table_rows(assessed: dict[str, dict[str, list[list[Row]]]], columns: Sequenc
                 if "false_alarms" in mean:
                     titled[f"{which}, by strangeness"]["false_alarms"] = mean.pop("false_alarms")
             yield from ((title, row) for title, row in titled.items() if any(name in row for name in columns))
+
+
+def warnings(assessed: dict[str, dict[str, list[list[Row]]]]) -> list[str]:
+    """Return sentences on scalings that make predictions worse."""
+    sentences = []
+    for which, ways in assessed.items():
+        raw = mean_rows(ways["as it is"])
+        for way in ("scaled", "calibrated"):
+            after = mean_rows(ways[way])["nll"] if way in ways else raw["nll"]
+            if after > raw["nll"] + HURTS:
+                what = "a plain temperature" if way == "scaled" else "the map that calibrates predictions by default"
+                remedy = "hold out more validation data" + (", or predict with --raw" if way == "calibrated" else "")
+                sentences.append(
+                    f"{what} raises the NLL of the {which} model on test data from {raw['nll']:.3f} to {after:.3f}: "
+                    f"{remedy}"
+                )
+    return sentences
+
+
+def filled(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[str]:
+    """Return the columns in which a row has a value."""
+    return [name for name in columns if any(name in row for row in rows)]
 
 
 def headings(columns: Sequence[str]) -> list[str]:
