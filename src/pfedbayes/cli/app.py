@@ -35,6 +35,7 @@ COMMANDS: list[Callable[..., None]] = [
     assessing.certify,
     assessing.uncertainty,
     assessing.verify,
+    assessing.forget,
     serving.predict,
     serving.personalize,
     serving.export,
