@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from safetensors.torch import load
 from torch import Tensor
 
 from benchmarks.court.cases import CASES, NOISE, WIDE, Data, Name
@@ -66,7 +67,7 @@ def hierarchical(data: Data, variance: float, tau2: float) -> Gaussian:
 
 
 def mean_field(data: Data, name: Name) -> Gaussian:
-    """Return the Gaussian with independent weights that minimises KL(q || posterior): exact mean, 1 / diag precision."""
+    """Return the Gaussian with independent weights of least KL(q || posterior): exact mean, 1 / diag precision."""
     a, _ = sums(data)
     if CASES[name].personal:
         exact, precision = (
@@ -129,8 +130,6 @@ def stored(folder: Path = FOLDER) -> dict[str, list[int]]:
 
 def draws(name: Name, number: int, folder: Path = FOLDER) -> dict[str, Tensor]:
     """Return the draws of a data set, after comparing the file with its checksum."""
-    from safetensors.torch import load
-
     content = (folder / f"{name}{number}.safetensors").read_bytes()
     if (
         hashlib.sha256(content).hexdigest()
