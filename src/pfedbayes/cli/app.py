@@ -37,6 +37,7 @@ COMMANDS: list[Callable[..., None]] = [
     assessing.certify,
     assessing.uncertainty,
     assessing.verify,
+    assessing.forget,
     serving.predict,
     serving.personalize,
     serving.export,

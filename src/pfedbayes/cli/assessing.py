@@ -139,6 +139,37 @@ def uncertainty(
     echo(f"pages: {', '.join(map(str, pages))}")
 
 
+def forget(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    client: Annotated[str, typer.Option(help="The name of the client to forget.")],
+    rounds: Annotated[
+        int, typer.Option(min=0, max=10**6, help="Rounds to train after the client's contribution is out.")
+    ] = 5,
+    device: Device = "auto",
+    trust_module: TrustModule = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Forget a client, and say how much of it is left.
+
+    PVI and FedEP keep a factor per client and take it out. For other methods the honest answer is to train again, and
+    how long that takes. Both are compared with a federation that is trained again without the client, for the first
+    seed. The run folder stays as it is.
+
+    pfedbayes forget runs/DIR --client site_3
+    """
+    from pfedbayes.runs import read_run
+    from pfedbayes.runs.saving import load
+    from pfedbayes.trust.forgetting import forget as take_out
+
+    federation = load(folder, device=device, trust_module=trust_module)
+    found, _ = take_out(federation, client, rounds, read_run(folder).experiment.net.init)
+    if as_json:
+        typer.echo(json.dumps(found.as_json()))
+        return
+    for line in found.describe():
+        echo(line)
+
+
 def verify(
     path: Annotated[Path, typer.Argument(metavar="DIR|FILE", help="A run folder, a node's state folder, or a file.")],
     as_json: Annotated[
