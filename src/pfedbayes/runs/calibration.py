@@ -310,7 +310,7 @@ def read_summaries(tensors: dict[str, Tensor], prefix: str) -> Summaries:
         raise ValueError(f"the scores {prefix} are missing or have another shape or type")
     chances = torch.stack([found.true, found.top, found.other])
     if bool(found.evidence.isnan().any()) or not bool(((chances >= 0) & (chances <= 1 + 1e-5)).all()):
-        raise ValueError(f"the scores {prefix!r} are not numbers that they can be")
+        raise ValueError(f"the scores {prefix} are not numbers that they can be")
     return found
 
 
