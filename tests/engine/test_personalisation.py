@@ -143,6 +143,8 @@ def test_who_starts_alone_is_a_federation_of_one(method):
     changed = start_alone(prior, with_other_labels(shards, left[0]), training, None, [left])
     assert same_bits(changed.personal_state(0, 1).q, alone.personal_state(0, 1).q)
     assert not same_bits(changed.personal_state(0).q, alone.personal_state(0).q)
+    two = dataclasses.replace(prior, seeds=(*prior.seeds, 99))
+    assert list(start_alone(two, shards, training, None).seeds) == list(prior.seeds)
     with pytest.raises(ValueError, match="2 clients are not alone"):
         start_alone(prior, newcomers(2), training, None)
 

@@ -1,11 +1,17 @@
 """Bad inputs of all kinds are accepted, or refused in one line; crashes of all kinds leave nothing broken."""
 
 import os
+import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from pfedbayes.files.checksums import check_json, dump_json
+
+from .damage import change_json
 
 ROOT = Path(__file__).parents[2]
 PARTS = 4
@@ -35,6 +41,20 @@ def test_a_sample_of_bad_inputs(bases, part):
 @pytest.mark.timeout(7200)
 def test_all_bad_inputs(bases):
     fuzz("tests.fuzz", "--cases", ALL, "--workers", 2, "--bases", bases, timeout=7000)
+
+
+def test_changed_files_come_further_than_their_checksum(tmp_path):
+    path = tmp_path / "file.json"
+    outcomes = Counter()
+    for seed in range(100):
+        path.write_text(dump_json({"a": [1, 2, 3], "b": {"c": "text"}}, indent=1))
+        change_json(random.Random(seed), path)
+        try:
+            outcomes[check_json(path.read_bytes())] += 1
+        except ValueError:
+            outcomes["refused"] += 1
+    assert outcomes[True] >= 30
+    assert outcomes["refused"] >= 1
 
 
 def test_some_failures_of_the_disk(bases):

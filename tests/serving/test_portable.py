@@ -8,8 +8,9 @@ from safetensors.torch import load
 
 import pfedbayes as package
 from pfedbayes.errors import UserError
+from pfedbayes.runs.calibration import read_calibration_scores
 from pfedbayes.serving import portable
-from pfedbayes.serving.portable import _scores, _weights, client_bytes, read_client
+from pfedbayes.serving.portable import _weights, client_bytes, read_client
 from pfedbayes.trust.calibration import Scores
 
 ONE = torch.ones(3)
@@ -69,7 +70,7 @@ class TestWeights:
 class TestScores:
     def scores(self, odd=ONE, sure=ONE, wrong=ONE > 2):
         named = {"own.odd": odd, "own.sure": sure, "own.wrong": wrong}
-        return _scores({name: values for name, values in named.items() if values is not None}, "own")
+        return read_calibration_scores({name: values for name, values in named.items() if values is not None}, "own")
 
     def test_all_of_one_length_or_only_the_first(self):
         assert all(map(torch.equal, self.scores(), Scores(ONE, ONE, ONE > 2)))
@@ -77,12 +78,39 @@ class TestScores:
 
     @pytest.mark.parametrize("change", [{"odd": None}, {"sure": None}, {"wrong": None}, {"sure": ONE[:2]}])
     def test_missing_ones_and_other_lengths(self, change):
-        with pytest.raises(ValueError, match="its scores 'own' are missing or have another shape"):
+        with pytest.raises(ValueError, match="the scores 'own' are missing or have another shape"):
             self.scores(**change)
+
+    @pytest.mark.parametrize(
+        "change", [{"wrong": ONE}, {"odd": ONE > 2}, {"sure": ONE.long()}, {"odd": ONE.to(torch.complex64)}]
+    )
+    def test_other_types(self, change):
+        with pytest.raises(ValueError, match="the scores 'own' have another type"):
+            self.scores(**change)
+
+    def test_labels_are_whole_numbers(self):
+        named = {f"own.{name}": values for name, values in Scores(ONE, ONE, ONE > 2, ONE)._asdict().items()}
+        with pytest.raises(ValueError, match="the scores 'own' have another type"):
+            read_calibration_scores(named, "own")
+        assert len(read_calibration_scores(named | {"own.label": ONE.long()}, "own").label) == 3
+
+    @pytest.mark.parametrize("change", [{"sure": ONE[:0]}, {"wrong": ONE[:0] > 2}])
+    def test_confidence_and_errors_go_together(self, change):
+        with pytest.raises(ValueError, match="do not fit each other"):
+            self.scores(**change)
+
+    def test_their_number_is_that_of_the_clients(self):
+        named = {f"own.{name}": values for name, values in Scores(ONE, ONE, ONE > 2)._asdict().items()}
+        assert len(read_calibration_scores(named, "own", 3).odd) == 3
+        for size in (2, 4):
+            with pytest.raises(ValueError, match="or their clients"):
+                read_calibration_scores(named, "own", size)
+        nothing = {name: values[:0] for name, values in named.items()}
+        assert len(read_calibration_scores(nothing, "own", 3).odd) == 0
 
     @pytest.mark.parametrize("name", ["odd", "sure"])
     def test_other_ranks_and_what_is_no_number(self, name):
         with pytest.raises(ValueError, match="have another shape"):
             self.scores(**{name: ONE[:, None]})
-        with pytest.raises(ValueError, match="its scores 'own' are not numbers"):
+        with pytest.raises(ValueError, match="the scores 'own' are not numbers"):
             self.scores(**{name: torch.tensor([1.0, torch.nan, 1.0])})

@@ -89,6 +89,14 @@ class TestFit:
         either = torch.cat([better, worse], dim=1)
         assert fit_weight(either, either) == pytest.approx(0.5)
 
+    def test_only_clients_that_lack_a_label_get_a_weight(self):
+        labels = OWN.nonzero().squeeze(-1).repeat(30)
+        right = torch.nn.functional.one_hot(labels, len(OWN)) * 3.0
+        rows = HeldOut((-right).log_softmax(-1), right.log_softmax(-1), labels)  # the personal model is always wrong
+        every = PLAIN._replace(own=torch.ones_like(OWN))
+        fitted = gate.fit([PLAIN, every], {0: [(PLAIN, rows)], 1: [(every, rows)]})
+        assert (fitted[0].weight, fitted[1].weight) == (pytest.approx(0), 1.0)
+
     def test_without_held_out_rows_nothing_is_fitted(self):
         assert gate.fit([PLAIN], {0: []}) == [PLAIN]
 

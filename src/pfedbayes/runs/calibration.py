@@ -244,8 +244,31 @@ def read_calibration(folder: Path) -> CalibrationRecord:
 
 
 def _read_scores(tensors: dict[str, Tensor], prefix: str, sizes: list[int]) -> list[Scores]:
-    fields = [_split(tensors, f"{prefix}.{name}", sizes) for name in Scores._fields]
-    return [Scores(*parts) for parts in zip(*fields, strict=True)]
+    fields = read_calibration_scores(tensors, prefix, sum(sizes))
+    # A regression has no labels, so `sure` and `wrong` are empty.
+    parts = (torch.split_with_sizes(each, sizes if len(each) else [0] * len(sizes)) for each in fields)
+    return [Scores(*each) for each in zip(*parts, strict=True)]
+
+
+def read_calibration_scores(tensors: dict[str, Tensor], prefix: str, size: int | None = None) -> Scores:
+    """Return calibration scores in a file, `size` of them if it is given; a regression has not all kinds."""
+    found = [tensors.get(f"{prefix}.{name}", Scores._field_defaults.get(name)) for name in Scores._fields]
+    known = [values for values in found if values is not None and values.dim() == 1]
+    if len(known) < len(found) or any(len(values) not in (0, len(known[0])) for values in known):
+        raise ValueError(f"the scores {prefix!r} are missing or have another shape")
+    scores = Scores(*known)
+    kinds = {"wrong": torch.bool, "label": torch.int64}
+    if any(
+        values.dtype != kinds[name] if name in kinds else not values.is_floating_point()
+        for name, values in scores._asdict().items()
+        if len(values)
+    ):
+        raise ValueError(f"the scores {prefix!r} have another type")
+    if len(scores.sure) != len(scores.wrong) or (size is not None and len(scores.odd) not in (0, size)):
+        raise ValueError(f"the scores {prefix!r} do not fit each other or their clients")
+    if any(bool(values.isnan().any()) for values in scores):
+        raise ValueError(f"the scores {prefix!r} are not numbers")
+    return scores
 
 
 def _read_maps(tensors: dict[str, Tensor], which: Served, clients: int, classes: int) -> Maps:
@@ -300,15 +323,6 @@ def read_summaries(tensors: dict[str, Tensor], prefix: str) -> Summaries:
     if bool(found.evidence.isnan().any()) or not bool(((chances >= 0) & (chances <= 1 + 1e-5)).all()):
         raise ValueError(f"the scores {prefix} are not numbers that they can be")
     return found
-
-
-def _split(tensors: dict[str, Tensor], name: str, sizes: list[int]) -> Sequence[Tensor]:
-    new = name.rpartition(".")[2] in Scores._field_defaults
-    values = tensors.get(name, Scores._field_defaults[name.rpartition(".")[2]] if new else None)
-    if values is None or values.dim() != 1 or len(values) not in (0, sum(sizes)) or bool(values.isnan().any()):
-        raise ValueError(f"the scores {name} do not fit")
-    # A regression has no labels, so `sure` and `wrong` are empty.
-    return torch.split_with_sizes(values, sizes if len(values) else [0] * len(sizes))
 
 
 def read_safetensors(path: Path, name: str, follow: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -23,14 +23,21 @@ from pfedbayes.maths.likelihoods import Classification, Likelihood, Regression
 from pfedbayes.nets import Model, Net, Pixels, WithNoise
 from pfedbayes.nets.import_path import build_module, is_import_path, refuse_untrusted
 from pfedbayes.nets.layers import describe, rebuild
-from pfedbayes.runs.calibration import LARGEST, gate_tensors, read_gates, read_safetensors, read_summaries
+from pfedbayes.runs.calibration import (
+    LARGEST,
+    gate_tensors,
+    read_calibration_scores,
+    read_gates,
+    read_safetensors,
+    read_summaries,
+)
 from pfedbayes.runs.outcomes import as_object, of_object, require_width
 from pfedbayes.runs.references import inputs_tensors, read_inputs
 from pfedbayes.runs.schema import FORMAT
 from pfedbayes.runs.sections import NetConfig
 from pfedbayes.serving.client import Client, Gated, Predictor
 from pfedbayes.serving.options import Options
-from pfedbayes.trust.calibration import DRAWS, Scores
+from pfedbayes.trust.calibration import DRAWS
 from pfedbayes.trust.conformal import Calibration
 from pfedbayes.trust.recalibration import Map
 from pfedbayes.trust.strangeness import Reference
@@ -176,7 +183,7 @@ def read_client(path: Path, device: str = "auto", trust_module: bool = False) ->
         if model.net.num_params != mean.numel():
             raise ValueError(f"it holds {mean.numel():,} parameters of {model.net.num_params:,}")
         weights = Weights(model, mean.to(where), None if deviation is None else deviation.to(where), about.seed)
-        own, of_all = (_scores(tensors, whose) for whose in ("own", "of_all"))
+        own, of_all = (read_calibration_scores(tensors, whose) for whose in ("own", "of_all"))
         gated = _gated(about, tensors, weights, len(preprocessing.target.classes or ()))
         return Client(
             about.client, about.which, preprocessing, likelihood, weights.outputs, own, of_all,
@@ -234,18 +241,6 @@ def _weights(tensors: dict[str, Tensor], prefix: str = "") -> tuple[Tensor, Tens
     if deviation is not None and bool((deviation < 0).any()):
         raise ValueError("a deviation of its weights is negative")
     return mean, deviation
-
-
-def _scores(tensors: dict[str, Tensor], whose: str) -> Scores:
-    """Return calibration scores, of which a regression has only the first kind."""
-    found = [tensors.get(f"{whose}.{name}", Scores._field_defaults.get(name)) for name in Scores._fields]
-    first = found[0]
-    for values in found:
-        if values is None or first is None or values.dim() != 1 or len(values) not in (0, len(first)):
-            raise ValueError(f"its scores {whose!r} are missing or have another shape")
-        if bool(values.isnan().any()):
-            raise ValueError(f"its scores {whose!r} are not numbers")
-    return Scores(*(values for values in found if values is not None))
 
 
 def _module(about: _About, preprocessing: Preprocessing, net: NetConfig, num_params: int) -> torch.nn.Module:
