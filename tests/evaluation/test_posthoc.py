@@ -185,6 +185,19 @@ def test_the_shared_curvature_is_the_sum_over_clients(structure):
     assert float(found.precision) == float(expected.precision)
 
 
+def test_the_shared_posterior_is_made_once_per_round(monkeypatch):
+    result, made = trained(Laplace(FedAvg(0.3)), rounds=1), []
+    fit = Laplace.shared
+    monkeypatch.setattr(Laplace, "shared", lambda *args: made.append(1) or fit(*args))
+    before = shared_state(result, 0)
+    result.evaluate(samples=2)
+    assert shared_state(result, 0, client=3) is before
+    assert len(made) == 1
+    result.train_round()
+    assert not same_bits(shared_state(result, 0).theta, before.theta)
+    assert len(made) == 2
+
+
 def test_numbers_have_the_curvature_of_their_noise():
     shards = dataclasses.replace(make_shards(), y=randn(sum(SIZES + TEST_SIZES), 1, seed=9), num_classes=None)
     model = make_model(WithNoise(mlp([3, 4, 1], "tanh")), Regression())

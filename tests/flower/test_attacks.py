@@ -182,6 +182,7 @@ def test_a_node_without_test_data_takes_part_unscored(tmp_path):
     ("setting", "line"),
     [
         ({"training__patience": 3}, "no early stopping on Flower: leave training.patience out"),
+        ({"method__name": "fedavg", "evaluation__posterior": "laplace"}, "leave evaluation.posterior out"),
         ({"training__flip": True}, "training.flip and .shift are for images"),
     ],
 )

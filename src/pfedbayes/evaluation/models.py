@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -170,14 +171,31 @@ def members_of(federation: FederatedModels, seed_index: int) -> Sequence[int]:
     return range(len(federation.seeds)) if together else [seed_index]
 
 
+class _Fitted(NamedTuple):
+    """A shared model with its posterior: a pass over the data of all clients made it."""
+
+    server: State
+    state: State
+
+
+_FITTED: WeakKeyDictionary[FederatedModels, dict[int, _Fitted]] = WeakKeyDictionary()  # the last one of each seed
+
+
 def shared_state(federation: FederatedModels, seed_index: int, client: int = 0) -> State:
     """Return the state that the shared model of a client predicts with."""
     server, method, data = federation.server_of(seed_index, client), federation.method, federation.data
     if not isinstance(method, Laplace):
         return server
+    of_all = server is federation.servers[seed_index]  # clients that train alone have servers of their own
+    fitted = _FITTED.setdefault(federation, {})
+    if of_all and seed_index in fitted and fitted[seed_index].server is server:
+        return fitted[seed_index].state
     train, validation = federation.server_rows(seed_index, client), torch.cat(tuple(data.shards.validation))
     batches = (map(data.batch_of, torch.split(rows, rows_at_once(federation))) for rows in (train, validation))
-    return method.shared(federation.model, server, *batches)
+    state = method.shared(federation.model, server, *batches)
+    if of_all:
+        fitted[seed_index] = _Fitted(server, state)
+    return state
 
 
 def further_views(

@@ -40,18 +40,18 @@ class Client(NamedTuple):
     """What a client keeps."""
 
     inner: State
-    moments: Moments
-    """Those of its personal model."""
+    moments: Moments | tuple[()]
+    """Those of its personal model, if it has one."""
 
 
 class Local(NamedTuple):
     """The state of a round."""
 
     inner: State
-    moments: Moments
+    moments: Moments | tuple[()]
     received: Received
-    theta: Tensor
-    """The personal model after the last step."""
+    theta: Tensor | tuple[()]
+    """The personal model after the last step, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,11 @@ class Swag(PostHoc):
 
     def enrol(self, received: Received) -> Client:
         inner = self.method.enrol(received.inner)
-        return Client(inner, no_moments(self.weights_of(received.inner), self.rank if self._personal else 0))
+        return Client(inner, no_moments(self.weights_of(received.inner), self.rank) if self._personal else ())
 
     def begin(self, client: Client, received: Received, shard: Shard) -> Local:
         inner = self.method.begin(client.inner, received.inner, shard)
-        return Local(inner, client.moments, received, client.moments.mean)
+        return Local(inner, client.moments, received, client.moments.mean if client.moments else ())
 
     def step(self, model: Model, local: Local, batches: tuple[Batch, ...], noise: Tensor) -> Local:
         inner = self.method.step(model, local.inner, batches, noise)
@@ -103,7 +103,7 @@ class Swag(PostHoc):
         """Collect the personal model."""
         client, upload = self.method.end(local.inner)
         moments = local.moments
-        if self._personal:
+        if moments and isinstance(local.theta, Tensor):
             moments = collected(moments, local.theta, local.received.rounds >= self.start)
         return Client(client, moments), upload
 
@@ -129,5 +129,6 @@ class Swag(PostHoc):
     def predict(self, model: Model, state: Client | Server, x: Tensor, noise: Tensor | None) -> Tensor:
         """Return outputs (K, n, ...): of the mean, or of K draws (noise (K, T + M))."""
         moments = state.moments
+        assert moments  # noqa: S101, only models that exist predict
         thetas = moments.mean[None] if noise is None else draws(moments, noise)
         return model.stacked_outputs(thetas, x)
