@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from pfedbayes.data import DataConfig, Preprocessing, load_shards, read_inputs
+from pfedbayes.data import (
+    ClientSummary,
+    DataConfig,
+    Preprocessing,
+    combine,
+    load_shards,
+    read_inputs,
+    summarise_client,
+)
 from pfedbayes.errors import Problems, UserError
 
 NAMES = ["Ada", "Bo", "Cy", "Dee", "Eli", "Flo", "Gus", "Hal", "Ivy", "Jo", "Kit", "Lee", "Mo", "Ned", "Oz", "Pam",
@@ -216,3 +224,8 @@ def test_a_client_without_any_date_fits_the_others(tmp_path):
     shards = load(tmp_path, client_column=None)
     assert uses(shards)["seen"] == "dates"
     assert shards.names == ("one", "other")
+    summaries = []
+    for k, name in enumerate(shards.names):  # each on a machine of its own
+        config = DataConfig(name="files", path=str(tmp_path / f"{name}.csv"), target="outcome", test_fraction=0.0)
+        summaries.append(ClientSummary.from_json(summarise_client(config, k, name).to_json()))
+    assert combine(summaries).to_json() == shards.preprocessing.to_json()

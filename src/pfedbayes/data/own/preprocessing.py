@@ -42,6 +42,7 @@ from pfedbayes.data.own.summaries import (
     merge,
     require_equal_columns,
     require_sound,
+    with_dates,
 )
 from pfedbayes.data.own.target import OF_NUMBERS, Target, fit_survival, fit_target, listed, require_near
 from pfedbayes.data.own.writing import Writing
@@ -87,6 +88,8 @@ def combine(
         if summary.client in names:
             raise UserError(f"there are two summaries of {summary.client!r}: give one per client")
         names.add(summary.client)
+    writing = Writing.of_all([summary.writing for summary in summaries])
+    summaries = [with_dates(summary, writing) for summary in summaries]
     require_equal_columns(summaries)
     first, ordered = summaries[0], in_one_order(summaries)
     parts = list(zip(*(summary.columns for summary in ordered), strict=True))
@@ -106,7 +109,6 @@ def combine(
     else:
         parts_of_events = [summary.events for summary in summaries if summary.events]
         fitted = fit_survival(target, merge(parts_of_events, summaries), parts_of_events)
-    writing = Writing.of_all([summary.writing for summary in summaries])
     others = tuple(each.name for each in left_out)
     return Preprocessing(inputs, shape, fitted, first.image, others, writing, left_out)
 

@@ -274,6 +274,16 @@ def _target_values(column: Column, task: Task | None) -> dict[str, Any]:
     return {"values": None if len(numbers) > most else tuple(map(as_text, numbers)), "whole": whole}
 
 
+def with_dates(summary: ClientSummary, dates: Writing) -> ClientSummary:
+    """Return the summary with its empty columns as dates, where other clients have dates in columns of that name."""
+    columns: list[ColumnSummary] = []
+    for column in summary.columns:
+        date = dates.date(column.name) if column.kind is None else None
+        names = (column.name,) if date is None else date.parts
+        columns += [dataclasses.replace(column, name=name) for name in names]
+    return dataclasses.replace(summary, columns=tuple(columns))
+
+
 def in_one_order(summaries: Sequence[ClientSummary]) -> list[ClientSummary]:
     """Return the summaries with the columns in the order of the first client's."""
     names = [column.name for column in summaries[0].columns]
