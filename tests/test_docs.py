@@ -12,6 +12,7 @@ import torch
 
 import pfedbayes
 from federations import EXACT, difference, trained
+from own_method import HALF
 from pfedbayes.methods import FedAvg
 from pfedbayes.runs.execute import execute
 from pfedbayes.runs.experiment import OWN_DATA, OWN_TABLES, from_sections, read_experiment
@@ -154,7 +155,8 @@ def test_the_prediction_of_the_page_on_own_data_works(tmp_path, monkeypatch, cap
         None, [*(f"data.{text}" for text in settings), "training.rounds=2", "evaluation.alone=false"]
     )
     list(execute(experiment, tmp_path / "runs" / "clinics-pfedbayes", [1]))
-    by_tensors, by_client, _ = python_blocks("docs/own_data.md")
+    by_tensors, by_client, method, _ = python_blocks("docs/own_data.md")
+    assert method == HALF  # which tests/runs/test_naming.py trains
     names = run_block(by_tensors)
     assert names["chances"].shape == (100, 2, 3)
     assert "('0', '1', '2')" in capsys.readouterr().out
