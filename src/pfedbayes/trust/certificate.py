@@ -305,12 +305,12 @@ def _certificate(
     losses, averaged = _losses(candidates[best], client, s, rows, draws, unit)
     of_prior = _losses(as_prior, client, s, rows, few, unit)
     found = bound(best, losses)
-    guess = 1 - 1 / (as_prior.shards.num_classes or 1)
     if is_of_numbers(likelihood):
         y = as_prior.shards.y[rows].double()
         guess = float(_squared(y.mean(0) - y, unit).mean())
         hold_out = kl_inverse(float(of_prior[1].mean()), math.log(1 / delta) / len(rows))
     else:
+        guess = 1 - 1 / (as_prior.shards.num_classes or 1)
         hold_out = binomial_upper(int(of_prior[1].sum()), len(rows), delta)
     tested = _losses(candidates[best], client, s, test_rows, few, unit) if len(test_rows) else None
     return Certificate(
