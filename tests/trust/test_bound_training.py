@@ -66,7 +66,7 @@ def test_the_posterior_is_the_prior_shifted_by_its_own_widths(noise_std):
 
 def test_training_lowers_the_bound_of_a_poor_prior():
     shards = make_shards(sizes=(400,) * 3, test_sizes=(10,) * 3)
-    ours = trained(PFedBayes(), 1, shards=shards)
+    ours = trained(PFedBayes(rho0=0.0, eta_personal=0.01, eta_global=0.01), 1, shards=shards)
     prior = prior_of(ours, "shared")
     bounds = []
     for steps in (0, 100):
