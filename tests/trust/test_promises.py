@@ -48,19 +48,24 @@ def outcomes():
         federation = build_federation(experiment, load_shards(experiment.data), [seed], device="cpu")
         for _ in federation.rounds():
             pass
-        certificates = certify(federation, steps=40, zetas=(30.0,))
+        certificates = certify(federation, steps=40)
         found.append(Outcome(said(federation, "validation"), said(federation, "test"), certificates))
     return found
 
 
-def test_certificates_hold_on_every_client_and_say_something(outcomes):
+def test_certificates_keep_their_word_and_say_something(outcomes):
     certificates = [one for outcome in outcomes for one in outcome.certificates]
     assert len(certificates) == 200
     bounds = torch.tensor([one.bound for one in certificates])
     gaps = torch.tensor([one.bound - one.test.gibbs for one in certificates])
     print(f"certificates: median {bounds.median():.3f}, largest {bounds.max():.3f}, least gap {gaps.min():.3f}")
-    assert all(one.test.gibbs <= one.bound for one in certificates)
-    assert bounds.max() < 0.5
+    # Each certificate may fail with probability 0.05, and a test error is itself measured on a sample.
+    broken = sum(
+        binomial_lower(round(one.test.gibbs * one.test.size), one.test.size, 0.05) > one.bound for one in certificates
+    )
+    print(f"certificates that are broken for sure: {broken} of 200")
+    assert at_most(broken - 1, 200, 0.05) < 0.999
+    assert bounds.median() < 0.15
     # The plain bound on the averaged prediction fails in at most its share of clients, but for chance.
     fails = sum(
         binomial_lower(round(one.test.mc * one.test.size), one.test.size, 0.05) > one.hold_out for one in certificates

@@ -12,6 +12,7 @@ from pfedbayes.trust.strangeness import (
     COMPONENTS,
     FEWEST,
     LARGEST,
+    _log_e_values,
     distances,
     fit_inputs,
     held_out_distances,
@@ -48,6 +49,25 @@ class TestStrangeness:
         beyond = found[new[:, 0] > 5]
         assert (beyond >= 50 / 51).all()
         assert (beyond.diff() > 0).all()
+
+    @pytest.mark.parametrize("size", [9, 60])
+    def test_the_evidence_of_a_gate_keeps_the_false_alarm_rate_even_where_it_is_wrong(self, size):
+        trials = 3000
+        rows = 3 * randn(trials, size + 1, 2) + 2  # no likelihood ratio: its mean is far above 1
+        found = torch.cat([strangeness(own[:size], own[size:], gated=True) for own in rows])
+        rate = float((found >= 0.8).double().mean())
+        assert rate == pytest.approx(0.2, abs=4 * math.sqrt(0.16 / trials))
+
+    def test_the_e_values_by_hand(self):
+        held_out = torch.tensor([[-2.0, 1.0], [3.0, 2.0], [-1.0, 4.0]], dtype=torch.float64)
+        others, own = _log_e_values(held_out, torch.tensor([[0.5, 3.0]], dtype=torch.float64), True)
+        # The evidence enters as it is; the p-values of the distances 1, 2, 4 and 3 are 4/4, 3/4, 1/4 and 2/4.
+        assert others[0, :, 0].tolist() == [-2.0, 3.0, -1.0]
+        assert float(own[0, 0]) == 0.5
+        plain = [math.log(0.5 / math.sqrt(p)) for p in (1, 0.75, 0.25)]
+        beyond = 0.5 * (4 - 3) / (3 - 2)  # the largest one lies so many units beyond the second largest
+        assert others[0, :, 1].tolist() == pytest.approx([plain[0], plain[1], plain[2] + beyond])
+        assert float(own[0, 1]) == pytest.approx(math.log(0.5 / math.sqrt(0.5)))
 
     def test_either_score_suffices(self):
         held_out = randn(99, 2)

@@ -11,6 +11,7 @@ from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.maths.metrics import accuracy, ece, log_average, reliability
 from pfedbayes.maths.survival import Survival
 from pfedbayes.methods import FedAvg, Local, PFedBayes
+from pfedbayes.nets import mlp
 from pfedbayes.trust.answers import Models
 from pfedbayes.trust.shifts import other_set, strange_inputs
 from pfedbayes.trust.uncertainty import (
@@ -164,7 +165,7 @@ def test_numbers_have_their_own_figures():
     shards = with_validation()
     y = shards.x[:, :1] + 0.1 * torch.randn(len(shards.x), 1, generator=torch.Generator().manual_seed(0))
     shards = dataclasses.replace(shards, y=y.double(), num_classes=None)
-    model = make_model(outputs=1, likelihood=Regression(0.5, 10.0))
+    model = make_model(mlp([3, 4, 1], "tanh"), Regression(0.5, 10.0))
     ours = trained(PFedBayes(zeta=0.1, eta_personal=0.05), 20, shards=shards, model=model)
     far = 50 + torch.zeros(40, 3, dtype=torch.float64)
     seen = []

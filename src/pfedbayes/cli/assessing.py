@@ -75,7 +75,8 @@ def certify(
         "models, perhaps with narrower distributions (scale in the file)."
     )
     if certificates[0].largest is not None:
-        echo(f"numbers: {certificates[0].clipping()}, since a bound needs a largest error.")
+        end = certificates[0].shown(1.0)
+        echo(f"numbers: errors above {end:.4g} count as {end:.4g}, since a bound needs a largest error.")
     echo(f"certificates and certified models: {folder / CERTIFICATES}, {folder / POSTERIORS}")
 
 

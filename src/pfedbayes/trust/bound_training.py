@@ -1,7 +1,7 @@
 """Training for a bound: posteriors that minimise an upper bound on their own error.
 
-The objective is the quadratic PAC-Bayes bound (Pérez-Ortiz et al. 2021) on the cross-entropy L, divided by its largest
-value so that it lies in [0, 1]:
+The objective is the quadratic PAC-Bayes bound (Pérez-Ortiz et al. 2021) on the cross-entropy L, as a share of
+-log `LEAST` and at most 1:
 
 f(q) = (sqrt(L + B) + sqrt(B))^2 with B = (KL(q || prior) + log(2 sqrt(n) / delta)) / (2 n).
 
@@ -24,7 +24,7 @@ from pfedbayes.methods import PFedBayes
 from pfedbayes.methods.base import Needs, Shard
 from pfedbayes.nets import Batch, Model
 
-LEAST = 1e-4  # probability of a label below which the cross-entropy counts as its largest value
+LEAST = 0.05  # probability of a label at which the cross-entropy counts as a whole error
 MOMENTUM = 0.9
 LENGTH = 0.5  # of the first step, in standard deviations of the prior; then it falls to 0 by a cosine
 

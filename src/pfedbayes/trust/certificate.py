@@ -1,8 +1,7 @@
 """Certificates: upper bounds on the error of a client's model that hold with high probability.
 
 The bound is on the Gibbs error: the error of one network drawn from the client's posterior. For numbers it is on the
-squared error, clipped at `CLIP` variances of the targets. The bound counts examples that a prior has never seen. There
-are two sources of such examples:
+squared error, clipped at `CLIP` variances of the targets. The bound counts examples that a prior has never seen:
 
 - A run with data.certify withholds part of each client's training data from the federation. The prior is the client's
   personal model after the run.
@@ -105,11 +104,8 @@ class Certificate:
         """Return what is certified of a drawn network, as the end of a sentence."""
         if self.largest is None:
             return f"is wrong on at most {self.bound:.1%} of new rows"
-        return f"has a root mean squared error of at most {self.shown(self.bound):.4g}, with {self.clipping()}"
-
-    def clipping(self) -> str:
-        """Return how errors of numbers are clipped."""
-        return f"errors above {math.sqrt(self.largest or 0):.4g} counted as {math.sqrt(self.largest or 0):.4g}"
+        most, end = self.shown(self.bound), self.shown(1.0)
+        return f"has a root mean squared error of at most {most:.4g}, with errors above {end:.4g} counted as {end:.4g}"
 
     def as_json(self) -> dict[str, Any]:
         """Return all fields except the posterior."""
@@ -202,8 +198,8 @@ def _informed(shared: Prior, newcomers: Shards, steps: int) -> tuple[Prior, Shar
     cuts = [int(INFORMED * len(rows)) for rows in mixed]
     first = dataclasses.replace(newcomers, train=tuple(rows[:cut] for rows, cut in zip(mixed, cuts, strict=True)))
     rest = dataclasses.replace(newcomers, train=tuple(rows[cut:] for rows, cut in zip(mixed, cuts, strict=True)))
-    trained, clients = personalise(shared, first, steps), range(len(cuts))
-    states = [torch.stack([trained.personal_state(i, s).q for i in clients]) for s in range(len(shared.seeds))]
+    trained = personalise(shared, first, steps)
+    states = [torch.stack([trained.personal_state(i, s).q for i in range(len(cuts))]) for s in range(len(shared.seeds))]
     return dataclasses.replace(shared, states=tuple(states)), rest
 
 
@@ -292,7 +288,7 @@ def _certificate(
     likelihood, rows, test_rows = as_prior.model.likelihood, as_prior.shards.train[client], as_prior.shards.test[client]
     draws = draws or (DRAWS_PER_EXAMPLE if _draws_per_example(as_prior) else DRAWS_IN_COMMON)
     few = max(1, draws // SCREENING)
-    divergence = {each: _divergence(candidates[each], _prior_of(candidates, each), client, s) for each in eligible}
+    divergence = {each: _divergence(candidates[each], candidates[_Recipe(each.scale)], client, s) for each in eligible}
 
     def bound(recipe: _Recipe, losses: Tensor) -> float:
         rivals = [each for each in eligible if (each.objective is None) == (recipe.objective is None)]
@@ -305,13 +301,15 @@ def _certificate(
     losses, averaged = _losses(candidates[best], client, s, rows, draws, unit)
     of_prior = _losses(as_prior, client, s, rows, few, unit)
     found = bound(best, losses)
-    guess = 1 - 1 / (as_prior.shards.num_classes or 1)
     if is_of_numbers(likelihood):
         y = as_prior.shards.y[rows].double()
         guess = float(_squared(y.mean(0) - y, unit).mean())
         hold_out = kl_inverse(float(of_prior[1].mean()), math.log(1 / delta) / len(rows))
     else:
+        guess = 1 - 1 / (as_prior.shards.num_classes or 1)
         hold_out = binomial_upper(int(of_prior[1].sum()), len(rows), delta)
+    preprocessing = as_prior.shards.preprocessing
+    largest = CLIP * unit * (preprocessing.target.deviation if preprocessing else 1.0) ** 2
     tested = _losses(candidates[best], client, s, test_rows, few, unit) if len(test_rows) else None
     return Certificate(
         client=as_prior.shards.names[client],
@@ -330,18 +328,8 @@ def _certificate(
         hold_out=hold_out,
         held_out=_measured(*of_prior),
         posterior=candidates[best].personal_state(client, s).q.cpu(),
-        largest=CLIP * unit * _deviation(as_prior.shards) ** 2 if is_of_numbers(likelihood) else None,
+        largest=largest if is_of_numbers(likelihood) else None,
     )
-
-
-def _deviation(shards: Shards) -> float:
-    """Return the unit of standardised targets."""
-    return 1.0 if shards.preprocessing is None else shards.preprocessing.target.deviation
-
-
-def _prior_of(candidates: Mapping[_Recipe, Federation], recipe: _Recipe) -> Federation:
-    """Return the prior that a candidate started from."""
-    return candidates[_Recipe(recipe.scale)]
 
 
 def _bound(
