@@ -190,8 +190,7 @@ def _adam_in_place(
     for parts in zip(thetas, grads, means, squares, strict=True):
         if len({part.shape for part in parts}) > 1:  # torch would read beyond the end of the shorter tensors
             raise ValueError(f"Adam needs tensors of one shape, got {[tuple(part.shape) for part in parts]}")
-    both = torch.broadcast_tensors(rate, eps)  # type: ignore[no-untyped-call]
-    rates, all_eps = (each.flatten().tolist() for each in both)
+    rates, all_eps = (each.expand_as(rate + eps).flatten().tolist() for each in (rate, eps))
     count = 1 if len({*rates}) == len({*all_eps}) == 1 else len(rates)
     thetas, means, squares = ([each.view(count, -1) for each in group] for group in (thetas, means, squares))
     grads = [each.reshape(count, -1) for each in grads]
