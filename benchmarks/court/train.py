@@ -33,6 +33,9 @@ from pfedbayes.methods.hierarchical import with_schedule
 from pfedbayes.nets import Batch, Model, Net, mlp
 
 ROUNDS, STEPS, DRAWS = 30, 30, 4
+# Learning rates among which tuning data choose, for SGD on the mean loss and for Adam in PVI.
+SGD_RATES: dict[Name, tuple[float, ...]] = {"A": (0.01, 0.03), "C": (0.1, 0.3), "E": (0.01, 0.05)}
+ADAM_RATES: dict[Name, tuple[float, ...]] = {"A": (0.01, 0.03, 0.1), "C": (0.01, 0.03, 0.1), "E": (0.01, 0.03)}
 LAST = 0.25  # share of the rounds at the end in which rates are a tenth
 EXAMPLES = 150  # of all clients: 2 * (5 + 10 + 20 + 40)
 
@@ -81,7 +84,7 @@ def methods_of(name: Name) -> dict[str, list[Method]]:
     prior = {"prior_sigma": sigma}
     if not CASES[name].personal:
         delta = sigma**-2 / EXAMPLES
-        # The mean curvature of an example's loss: E[x^2] / sigma^2, or about p (1 - p). Rates are in proportion.
+        # The mean curvature of an example's loss: E[x^2] / sigma^2, or about p (1 - p).
         curvature, fast = (0.1, 10) if binary else (NOISE**-2, 1)
         known = {"projection": "identity", "curvature": curvature}
         tilts: list[dict[str, object]] = [
@@ -89,12 +92,12 @@ def methods_of(name: Name) -> dict[str, list[Method]]:
         ]  # fmt: skip
         first = {"samples": DRAWS, "beta2": 0.99, "hessian": 0.1 if binary else 1.0, "delta": delta}
         sample = {"burn_in": STEPS // 2, "samples": 5, "sample_steps": STEPS // 10}
-        rates = [rate * fast for rate in (0.01, 0.03)]
+        rates, adam = SGD_RATES[name], ADAM_RATES[name]
         return {
-            "PVI": [PVI(eta=eta, samples=DRAWS, rho0=-1.0, **prior) for eta in (0.01, 0.03, 0.1)],
+            "PVI": [PVI(eta=eta, samples=DRAWS, rho0=-1.0, **prior) for eta in adam],
             "FedEP": [FedEP(**each, **prior) for each in tilts],  # type: ignore[arg-type]
             "FedSEP": [FedSEP(**each, **prior) for each in tilts],  # type: ignore[arg-type]
-            "FedIvon": [FedIvon(eta=eta, **first) for eta in (0.1, 0.3)],  # type: ignore[arg-type]
+            "FedIvon": [FedIvon(eta=eta, **first) for eta in (0.1, 0.3)],
             "FOLA": [FOLA(eta=eta, **prior) for eta in rates],
             "FedBE": [FedBE(eta=eta) for eta in rates],
             "FedPA (mode only)": [FedPA(eta=eta, **sample) for eta in rates],
