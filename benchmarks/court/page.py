@@ -100,7 +100,44 @@ def average(scores: Sequence[dict[str, float]], column: str) -> float:
 def table(case: str, found: dict[str, Any]) -> str:
     """Return the table of a case."""
     columns = [each for each in COLUMNS if any(each in score for row in found.values() for score in row["scores"])]
-    lines = [verdict(name, case, found) for case, found in cases.items() for name in found if found[name]["trained"]]
+    lines = [f"| method | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    lines += [
+        f"| {name} | {' | '.join(cell(row['scores'], column) for column in columns)} |" for name, row in found.items()
+    ]
+    count = max(len(row["scores"]) for row in found.values())
+    about = CASES[case]  # type: ignore[index]
+    return f"## Case {case}: {about.title}\n\n{about.model}; {count} data sets.\n\n" + "\n".join(lines) + "\n"
+
+
+def verdict(name: str, case: str, found: dict[str, Any]) -> str:
+    """Say in plain words which of a method's claims hold in a case, as a row of a table."""
+    scores = found[name]["scores"]
+    if any("diverged" in each for each in scores):
+        return f"| {case} | {name} | diverges | – | – |"
+    mean, width, cover = (average(scores, each) for each in ("mean error", "log sd ratio", "coverage 0.8"))
+    means = "believe" if mean < GOOD_MEAN else "rough" if mean < 1 else "do not believe"
+    if math.isnan(width):
+        widths = "makes no claim"
+    else:
+        size = f"{100 * abs(math.expm1(width)):.0f} % too {'narrow' if width < 0 else 'wide'}"
+        widths = "believe" if abs(width) < GOOD_WIDTH else f"do not believe: {size}"
+        widths += "" if math.isnan(cover) else f"; 80 % intervals cover {100 * cover:.0f} %"
+    rivals = [each for each in ("local only", "pooled only") if each in found]
+    ours = average(scores, "predictive KL")
+    lost = [each for each in rivals if ours >= average(found[each]["scores"], "predictive KL")]
+    if not rivals:
+        predictions = f"{ours:.2g} nats off"
+    else:
+        predictions = f"no case: not better than {' or '.join(lost)}" if lost else "better than local and pooled"
+    return f"| {case} | {name} | {means} | {widths} | {predictions} |"
+
+
+def page(results: dict[str, Any], clients: int, true: float, expected: float) -> str:
+    """Return the page."""
+    cases = results["cases"]
+    lines = [
+        verdict(name, case, found) for case, found in cases.items() for name, row in found.items() if row["trained"]
+    ]
     curves, wide = results["collapse"]["few"], results["collapse"]["many"]
     rows = "\n".join(
         f"| {each.replace(', ζ = ', ' | ')} | {curves[each][-1]:.2g} | {wide[each][-1]:.2g} |" for each in curves
@@ -109,7 +146,8 @@ def table(case: str, found: dict[str, Any]) -> str:
         HEAD.format(lead=lead(cases), verdicts="\n".join(lines), **results["protocol"]),
         *(table(case, found) for case, found in cases.items()),
         COLLAPSE.format(
-            clients=clients, true=true, expected=expected, rows=rows, trained=in_training(cases),
+            trained=in_training(cases),
+            clients=clients, true=true, expected=expected, rows=rows,
             last=len(curves["Lemma A.2, ζ = 10"]), end=curves["Lemma A.2, ζ = 10"][-1],
             mended=curves["hyper-prior, ζ = 10"][-1],
         ),
