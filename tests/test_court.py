@@ -13,7 +13,7 @@ from benchmarks.court.__main__ import hold_court
 from benchmarks.court.cases import CASES, NOISE, TAU2, WIDE, network, num_weights, simulate
 from benchmarks.court.draws import CHECKSUMS
 from benchmarks.court.exact import Gaussian
-from benchmarks.court.page import table, verdict
+from benchmarks.court.page import cell, table, verdict
 from benchmarks.court.train import Federations, methods_of, model_of
 from pfedbayes.nets import Batch
 from pfedbayes.nets.model import Model
@@ -205,7 +205,7 @@ def test_a_session_writes_the_page_and_continues(tmp_path):
     out = tmp_path / "court.md"
     results = hold_court(out, TINY, "AE")
     text = out.read_text()
-    assert "| A | PVI |" in text
+    assert "\n| A | PVI |" in text
     assert "## Case E: tiny network" in text
     assert "Prior collapse" in text
     assert "| A | exact mean-field optimum |" in text
@@ -236,4 +236,5 @@ def test_verdicts_in_plain_words():
     )
     assert "| rough | makes no claim |" in verdict("mode", "B", found)
     assert verdict("lost", "B", found) == "| B | lost | diverges | – | – |"
+    assert cell([{"KL": 1e-17}], "KL") == "0"
     assert "| 0.1 ± 0 |" in table("A", {"good": found["good"]})

@@ -159,12 +159,15 @@ def hold_court(out: Path, sizes: Sizes, names: str, fresh: bool = False) -> dict
         still: list[tuple[str, list[Method] | None]] = []
         if name != "E":
             still = [("exact", None), *((each, None) for each in exact.baselines(name, simulate(name, numbers[0])))]
-        for label, settings in [*still, *methods_of(name).items()]:
+        every = [*still, *methods_of(name).items()]
+        for label, settings in every:
             if len(found.get(label, {"scores": []})["scores"]) != len(numbers):
                 start = time.monotonic()
                 found[label] = judge_case(name, label, settings, sizes, numbers)
                 save()
                 print(f"{name}: {label}, {time.monotonic() - start:.0f} s", flush=True)
+        results["cases"][name] = {label: found[label] for label, _ in every}
+    results["cases"] = dict(sorted(results["cases"].items()))
     if "collapse" not in results:
         results["collapse"] = {
             "few": collapse.curves(8, sizes["judged"]), "many": collapse.curves(30, sizes["judged"]),

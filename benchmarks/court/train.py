@@ -33,6 +33,9 @@ from pfedbayes.methods.hierarchical import with_schedule
 from pfedbayes.nets import Batch, Model, Net, mlp
 
 ROUNDS, STEPS, DRAWS = 30, 30, 4
+# Learning rates among which tuning data choose, for SGD on the mean loss and for Adam in PVI.
+SGD_RATES: dict[Name, tuple[float, ...]] = {"A": (0.01, 0.03), "C": (0.1, 0.3), "E": (0.01, 0.05)}
+ADAM_RATES: dict[Name, tuple[float, ...]] = {"A": (0.01, 0.03, 0.1), "C": (0.01, 0.03, 0.1), "E": (0.01, 0.03)}
 LAST = 0.25  # share of the rounds at the end in which rates are a tenth
 EXAMPLES = 150  # of all clients: 2 * (5 + 10 + 20 + 40)
 
@@ -77,26 +80,28 @@ def methods_of(name: Name) -> dict[str, list[Method]]:
 
     Each has the case's own prior where it has a prior.
     """
-    sigma = prior_variance(name) ** 0.5
+    sigma, binary = prior_variance(name) ** 0.5, CASES[name].binary
     prior = {"prior_sigma": sigma}
     if not CASES[name].personal:
         delta = sigma**-2 / EXAMPLES
         # The mean curvature of an example's loss: E[x^2] / sigma^2, or about p (1 - p).
-        known = {"projection": "identity", "curvature": 0.1 if CASES[name].binary else NOISE**-2}
-        tilts: list[dict[str, object]] = [{"eta": 0.003}, {"eta": 0.003, **known}, {"eta": 0.01, **known}]
+        curvature, fast = (0.1, 10) if binary else (NOISE**-2, 1)
+        known = {"projection": "identity", "curvature": curvature}
+        tilts: list[dict[str, object]] = [
+            {"eta": 0.003 * fast}, {"eta": 0.003 * fast, **known}, {"eta": 0.01 * fast, **known},
+        ]  # fmt: skip
+        first = {"samples": DRAWS, "beta2": 0.99, "hessian": 0.1 if binary else 1.0, "delta": delta}
+        sample = {"burn_in": STEPS // 2, "samples": 5, "sample_steps": STEPS // 10}
+        rates, adam = SGD_RATES[name], ADAM_RATES[name]
         return {
-            "PVI": [PVI(eta=eta, samples=DRAWS, rho0=-1.0, **prior) for eta in (0.01, 0.03)],
+            "PVI": [PVI(eta=eta, samples=DRAWS, rho0=-1.0, **prior) for eta in adam],
             "FedEP": [FedEP(**each, **prior) for each in tilts],  # type: ignore[arg-type]
             "FedSEP": [FedSEP(**each, **prior) for each in tilts],  # type: ignore[arg-type]
-            "FedIvon": [
-                FedIvon(eta=eta, samples=DRAWS, beta2=0.99, hessian=1.0, delta=delta) for eta in (0.1, 0.3)
-            ],
-            "FOLA": [FOLA(eta=eta, **prior) for eta in (0.01, 0.05)],
-            "FedBE": [FedBE(eta=eta) for eta in (0.01, 0.05)],
-            "FedPA (mode only)": [
-                FedPA(eta=eta, burn_in=STEPS // 2, samples=5, sample_steps=STEPS // 10) for eta in (0.01, 0.05)
-            ],
-        }  # fmt: skip
+            "FedIvon": [FedIvon(eta=eta, **first) for eta in (0.1, 0.3)],
+            "FOLA": [FOLA(eta=eta, **prior) for eta in rates],
+            "FedBE": [FedBE(eta=eta) for eta in rates],
+            "FedPA (mode only)": [FedPA(eta=eta, **sample) for eta in rates],
+        }
 
     def ours(**fields: object) -> list[Method]:
         return [
@@ -111,11 +116,21 @@ def methods_of(name: Name) -> dict[str, list[Method]]:
         "pFedBayes, hyper-prior": ours(zeta=1.0, server="hyper-prior"),
         "Hierarchical": [Hierarchical(eta_mean=eta, eta_rho=eta) for eta in (0.02, 0.05)],
         "FedIvon, personal": [
-            FedIvon(eta=eta, samples=DRAWS, beta2=0.99, hessian=1.0, delta=WIDE**-2 / EXAMPLES, personal_prior=True)
+            FedIvon(
+                eta=eta,
+                samples=DRAWS,
+                beta2=0.99,
+                hessian=0.1 if binary else 1.0,
+                delta=WIDE**-2 / EXAMPLES,
+                personal_prior=True,
+            )
             for eta in (0.1, 0.3)
         ],
-        "pFedVEM": [PFedVEM(eta_head=eta, samples=DRAWS) for eta in (0.01, 0.03)],
-        "FedPop": [FedPop(eta_head=eta, samples=STEPS, burn_in=0, sigma0=0.7) for eta in (0.03, 0.05)],
+        "pFedVEM": [PFedVEM(eta_head=eta, samples=DRAWS) for eta in ((0.03, 0.1) if binary else (0.01, 0.03))],
+        "FedPop": [
+            FedPop(eta_head=eta, samples=STEPS, burn_in=0, sigma0=0.7)
+            for eta in ((0.1, 0.3) if binary else (0.03, 0.05))
+        ],
     }
 
 

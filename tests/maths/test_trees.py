@@ -92,3 +92,8 @@ def test_a_misfit_is_missing_or_of_another_shape_or_type():
     for other in (torch.zeros(4), torch.zeros(3, dtype=torch.float64)):
         assert misfit(fitting | {"b": other}, expected) == "b"
     assert misfit({"a": torch.ones(2)}, expected) == "b"
+
+
+def test_leaves_without_entries_are_finite():
+    empty = torch.empty(2, 0)
+    assert finite_rows((empty, torch.tensor([1.0, float("nan")]))).tolist() == [True, False]
