@@ -123,8 +123,8 @@ class Executor:
         drawn = self._local_training.draw(batches.names, sizes) if self.plan.noise == "torch" else None
 
         def train(some: NDArray[np.int64]) -> Trained:
-            place = setup.send(some)
-            return self._train_part(members, batches, some, *pick((clients, received), place), drawn)
+            own_clients, own_received = pick((clients, received), setup.send(some))
+            return self._train_part(members, batches, some, own_clients, own_received, drawn)
 
         chunks = np.split(order, range(chunk, len(order), chunk))
         threads = self.plan.threads or torch.get_num_threads()

@@ -169,7 +169,9 @@ class LocalTraining:
         for k in range(len(work.weight)):
             width = int(work.weight[k].sum())  # a single client needs no padding
             mine = slice(k, k + 1)
-            own = Work(work.rows[:, :, mine, :width].contiguous(), work.weight[mine, :width], work.names[:, mine])
+            names = work.names
+            own_names = names.of(torch.tensor([k]), width) if isinstance(names, Drawn) else names[:, mine]
+            own = Work(work.rows[:, :, mine, :width].contiguous(), work.weight[mine, :width], own_names)
             steps = ((pick(batches, 0), noise[0]) for batches, noise in self._steps(own))
             client, one_received, one_shard = pick((clients, received, shard), k)
             results.append(client_round(self._method, self._model, client, one_received, one_shard, steps))
