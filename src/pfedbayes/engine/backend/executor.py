@@ -128,10 +128,8 @@ class Executor:
 
         chunks = np.split(order, range(chunk, len(order), chunk))
         threads = self.plan.threads or torch.get_num_threads()
-        if setup.method.needs.mapped or threads < 2:
-            parts = list(map(train, chunks))
-        else:
-            parts = list(_workers(threads).map(train, chunks))
+        in_turn = setup.method.needs.mapped or self.plan.device != "cpu" or threads < 2
+        parts = list(map(train, chunks) if in_turn else _workers(threads).map(train, chunks))
         trained: Trained = pick(concat(parts), setup.send(np.argsort(order)))
         return trained
 
