@@ -100,7 +100,9 @@ def client_steps(
     batch_size = len(rows) if method.needs.full_batch else min(training.batch_size, len(rows))
     batches = []
     for k in range(training.local_steps * method.needs.batches_per_step):
-        taken = rows[positions(training.seed, client, len(rows), cursor + k * batch_size, batch_size)]
+        taken = rows
+        if method.needs.shuffled:
+            taken = rows[positions(training.seed, client, len(rows), cursor + k * batch_size, batch_size)]
         batches.append(Batch(shards.x[taken], shards.y[taken], torch.ones(batch_size, dtype=torch.float64)))
     shape = method.noise_shape(model, batch_size)
     steps = []

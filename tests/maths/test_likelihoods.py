@@ -1,5 +1,7 @@
+import numpy as np
 import pytest
 import torch
+from scipy import special
 from torch.distributions import Categorical, Normal
 from torch.testing import assert_close
 
@@ -10,6 +12,7 @@ from pfedbayes.maths.likelihoods import (
     Gaussian,
     Regression,
     StudentT,
+    _digamma_step,
     differentiate,
     is_of_labels,
     is_of_numbers,
@@ -221,3 +224,10 @@ def test_scores_are_means_over_rows(likelihood, width):
     for k, name in enumerate(likelihood.metrics):
         mean = each[:, k].square().mean().sqrt() if name == "rmse" else each[:, k].mean()
         assert name not in ("rmse", "nll", "coverage", "crps") or float(together[k]) == pytest.approx(float(mean))
+
+
+def test_the_step_of_digamma_is_that_of_scipy():
+    a = np.concatenate([np.linspace(1, 40, 200), np.logspace(2, 4, 20)])
+    exact = special.digamma(a + 0.5) - special.digamma(a)
+    np.testing.assert_allclose(_digamma_step(torch.from_numpy(a)), exact, rtol=1e-9)
+    np.testing.assert_allclose(_digamma_step(torch.from_numpy(a).float()), exact, rtol=1e-6)

@@ -7,7 +7,16 @@ from scipy import integrate, stats
 
 from pfedbayes.maths import mixtures
 from pfedbayes.maths.likelihoods import Gaussian, StudentT
-from pfedbayes.maths.mixtures import crps, incomplete_beta, quantile, sorted_points, student_cdf, student_quantiles
+from pfedbayes.maths.mixtures import (
+    GRID,
+    crps,
+    incomplete_beta,
+    quantile,
+    sorted_points,
+    student_cdf,
+    student_density,
+    student_quantiles,
+)
 
 
 def test_the_incomplete_beta_function_agrees_with_scipy():
@@ -23,6 +32,8 @@ def test_students_distribution_agrees_with_scipy(freedom):
     known = stats.norm if math.isinf(freedom) else stats.t(freedom)
     found = student_cdf(torch.from_numpy(t), torch.tensor(freedom))
     np.testing.assert_allclose(found, known.cdf(t), atol=1e-12)
+    heights = student_density(torch.from_numpy(t), torch.tensor(freedom, dtype=torch.float64))
+    np.testing.assert_allclose(heights, known.pdf(t), rtol=1e-12)
     quantiles = student_quantiles(torch.tensor([freedom], dtype=torch.float64), 999)[0]
     np.testing.assert_allclose(quantiles, known.ppf((np.arange(999) + 0.5) / 999), rtol=1e-3, atol=1e-7)
 
@@ -114,3 +125,23 @@ def test_the_crps_of_points_is_that_of_all_pairs():
     points, y = torch.randn(3, 9).double().sort(-1).values, torch.randn(3).double()
     pairs = (points[:, :, None] - points[:, None]).abs().mean((1, 2))
     torch.testing.assert_close(crps(points, y), (points - y[:, None]).abs().mean(1) - pairs / 2)
+
+
+@pytest.mark.parametrize("levels", [3, 2000])
+def test_quantiles_at_the_degrees_of_freedom_of_the_table_are_exact(levels):
+    """Between them they are linear in 1 / freedom."""
+    places = (0, 1, 5, GRID - 1)
+    for place in places:
+        freedom = 2 * (GRID - 1) / place if place else math.inf
+        known = stats.t(freedom) if place else stats.norm
+        found = student_quantiles(torch.tensor([freedom], dtype=torch.float64), levels)[0]
+        np.testing.assert_allclose(found, known.ppf((np.arange(levels) + 0.5) / levels), rtol=1e-8, atol=1e-10)
+
+
+def test_values_are_sorted_with_what_is_no_number_last():
+    values = torch.tensor([[3.0, math.nan, -1.0], [math.inf, 0.0, -math.inf]])
+    found = mixtures._sorted(values)
+    assert found[0, :2].tolist() == [-1.0, 3.0]
+    assert math.isnan(found[0, 2])
+    assert found[1].tolist() == [-math.inf, 0.0, math.inf]
+    assert values[0, 0] == 3

@@ -120,6 +120,13 @@ def test_one_client_alone_is_one_row_of_all_together(method):
         assert difference(pick(together, i), run_alone(method, one_of(inputs, i))) < ROUNDING
 
 
+def test_a_method_that_need_not_be_mapped_gives_the_same_without(method):
+    if method.needs.mapped:
+        pytest.skip("has to be mapped")
+    inputs = stacked_inputs(method)
+    assert difference(client_round(method, model_for(method), *inputs), run_together(method, inputs)) < ROUNDING
+
+
 def test_what_fills_up_small_batches_changes_nothing(method):
     plain = run_together(method, stacked_inputs(method, filler=0.0))
     assert same_bits(plain, run_together(method, stacked_inputs(method, filler=-1000.0)))

@@ -17,14 +17,16 @@ from federations import (
     trained,
 )
 from pfedbayes.data import Shards
+from pfedbayes.engine.backend.local_training import client_round
 from pfedbayes.engine.personalisation import HierarchicalFromPriors, personalise, prior_of
 from pfedbayes.engine.setup import Copy
 from pfedbayes.engine.training import Training
 from pfedbayes.errors import UserError
 from pfedbayes.maths.gaussian import MeanField, barycentre, kl, mean_field, rho_of
-from pfedbayes.maths.likelihoods import Regression, StudentT
+from pfedbayes.maths.likelihoods import Classification, Gaussian, Regression, StudentT
 from pfedbayes.maths.optim import Adam, adam_init
-from pfedbayes.maths.trees import pick, stack
+from pfedbayes.maths.survival import Survival
+from pfedbayes.maths.trees import pick, stack, tree_map
 from pfedbayes.methods import FedAvg, Hierarchical
 from pfedbayes.methods.base import Limits, Shard
 from pfedbayes.methods.hierarchical import Local, Upload, adam_of_gaussian, annealed, with_schedule
@@ -663,3 +665,32 @@ def test_values_without_sense_are_refused(field, value):
 def test_it_trains_on_full_batches_unless_told_otherwise():
     assert Hierarchical().needs.full_batch
     assert not Hierarchical(full_batch=False).needs.full_batch
+
+
+@pytest.mark.parametrize("hidden", [0, 3])
+@pytest.mark.parametrize(
+    ("settings", "likelihood"),
+    [
+        ({"outputs": 3}, Classification()), ({"outputs": 1, "constants": 1}, Gaussian()),
+        ({"outputs": 2, "constants": 2}, StudentT()), ({"outputs": 1, "constants": 2}, Survival((0.5, 1.5))),
+    ],
+    ids=["labels", "gaussian", "student", "survival"],
+)  # fmt: skip
+def test_stacked_clients_take_the_round_of_each_alone(settings, likelihood, hidden):
+    """Tables, with padding and other learning rates: the engine trains stacked clients without mapping them."""
+    method = Hierarchical(eta_mean=0.03, eta_rho=0.07, kl_personal=0.7, anneal=20)
+    model = Model(Net(TableNet(2, 2, hidden, **settings)), likelihood)
+    server = method.init(randn(model.net.num_params), 3, model.net)._replace(steps=torch.tensor(4.0).double())
+    received = tree_map(torch.clone, method.download(server, torch.arange(3)))
+    clients = torch.func.vmap(method.enrol)(received)
+    weight = torch.tensor([[1.0, 1, 1, 1], [1, 1, 1, 0], [1, 0, 0, 0]], dtype=torch.float64)
+    targets = {"labels": torch.arange(12).view(3, 4) % 3, "times": randn(3, 4, 2, seed=1).abs()}
+    batch = Batch(randn(3, 4, 4, seed=2), targets.get(likelihood.predicts, randn(3, 4, 1, seed=1)), weight)
+    noise = [randn(3, *method.noise_shape(model, 4), seed=3 + k) for k in range(3)]
+    together = clients, received, Shard(weight.sum(1), torch.empty(3, 0)), [((batch,), each) for each in noise]
+    found = client_round(method, model, *together)
+    for i, size in enumerate((4, 3, 1)):
+        own = Batch(*(leaf[i, :size] for leaf in batch))
+        steps = [((own,), each[i, :size]) for each in noise]
+        alone = client_round(method, model, *pick(together[:3], i), steps)
+        assert difference(pick(found, i), alone) < ROUNDING

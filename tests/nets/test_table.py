@@ -244,3 +244,11 @@ def test_gradients_of_the_expected_loss_are_those_of_autograd(settings, likeliho
     expected = torch.func.grad(model.expected_nll, argnums=(0, 1))(mean, variance, batch, noise)
     found = model.grad_expected_nll(mean, variance, batch, noise)
     assert_close(found, expected)
+    # Stacked clients: each has its own parameters, data, noise and weights.
+    shifts = torch.tensor([1.0, 1.5, -1.0], dtype=torch.float64)
+    own = [torch.stack([shift * each for shift in shifts]) for each in (mean, variance, noise, X)]
+    own[1] = own[1].square()
+    parts = [torch.stack([each, each.flip(0), each]) for each in (y, batch.weight)]
+    stacked = own[0], own[1], Batch(own[3], *parts), own[2]
+    mapped = torch.func.vmap(torch.func.grad(model.expected_nll, argnums=(0, 1)))(*stacked)
+    assert_close(model.grad_expected_nll(*stacked), mapped)

@@ -17,6 +17,7 @@ from pfedbayes.trust.recalibration import (
     label_rows,
     number_rows,
     sharpened,
+    unseen_maps,
 )
 
 
@@ -206,3 +207,28 @@ def test_maps_by_hand():
 def test_factors_are_bounded():
     fitted = fit([label_rows(*client(500, 0, 5.0))])
     assert 1.9 < float(fitted.maps.log_factors.abs().max()) <= LIMIT == 2.0  # no sharper than by e^2
+
+
+def test_several_factors_at_once_are_each_alone():
+    deviation = torch.tensor([0.5, 1.0, 2.0])[:, None]
+    mean, y = torch.zeros(3, 1), torch.tensor([[0.3], [-1.0], [4.0]])
+    numbers = number_rows(normal_density(mean, deviation), mean, y, torch.zeros(3, dtype=torch.int64))
+    labels = label_rows(*client(3, 0))
+    factors = torch.linspace(-1, 1, 6).view(3, 2).double()
+    biases = torch.linspace(-1, 1, 12).view(3, 4).double()
+    for rows, bias in ((numbers, None), (labels, None), (labels, biases)):
+        found = rows.losses(factors, bias, 0.1)
+        assert found.shape == (3, 2)
+        for i in range(3):
+            for k in range(2):
+                all_alike = factors[i, k].expand(3, 1)
+                same_bias = None if bias is None else bias[i].expand(3, -1)
+                assert torch.allclose(rows.losses(all_alike, same_bias, 0.1)[i, 0], found[i, k])
+
+
+def test_rows_meet_the_maps_of_their_own_fold():
+    maps = [Maps(torch.tensor([0.1 * k, 0.5]).double(), torch.full((4,), float(k)).double()) for k in range(3)]
+    factors, biases = unseen_maps(maps, 0, torch.tensor([2, 0, 2]))
+    assert factors.flatten().tolist() == pytest.approx([0.2, 0.0, 0.2])
+    assert biases[:, 0].tolist() == [2.0, 0.0, 2.0]
+    assert unseen_maps([Maps(torch.zeros(2).double())] * 3, 1, torch.tensor([1]))[1] is None

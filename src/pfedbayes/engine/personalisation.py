@@ -115,7 +115,7 @@ class HierarchicalFromPriors(FixedPriors):
 
     @property
     def needs(self) -> Needs:
-        return Needs(full_batch=self.full_batch)
+        return Needs(full_batch=self.full_batch, mapped=False, shuffled=not self.full_batch)
 
     def enrol(self, received: Tensor) -> Client:
         return Client(received, received, adam_init(received), torch.zeros_like(received))
@@ -133,7 +133,7 @@ class HierarchicalFromPriors(FixedPriors):
         in_mean, in_variance = grad_expected_nll(model, q.mu, q.sigma.square(), batch, local.size, noise)
         divergence = kl_grad_q(q, mean_field(local.prior), self.kl)
         in_sigma = 2 * q.sigma * in_variance + divergence.sigma
-        grad = torch.stack([in_mean + divergence.mu, grad_in_rho(in_sigma, local.q[1])])
+        grad = torch.stack([in_mean + divergence.mu, grad_in_rho(in_sigma, local.q[..., 1, :])], -2)
         moved, adam = adam_of_gaussian(
             local.q, grad, local.adam, annealed((self.eta_mean, self.eta_rho), local.taken, self.anneal)
         )

@@ -109,6 +109,14 @@ class ClientData:
         counts = torch.stack([self.count_labels(rows) for rows in self.shards.train])
         return log_label_prior(counts.to(self.device, self.dtype))
 
+    @cached_property
+    def padded_rows(self) -> NDArray[np.int64]:
+        """The training sets as (members, largest size); smaller ones are filled up with their first row."""
+        rows = np.empty((len(self.train_sets), int(self.sizes.max())), dtype=np.int64)
+        for padded, own in zip(rows, self.train_sets, strict=True):
+            padded[: len(own)], padded[len(own) :] = own, own[0]
+        return rows
+
     def count_labels(self, rows: Tensor) -> Tensor:
         """Count the labels (C,) of these pool rows; empty in regression."""
         classes = self.shards.num_classes

@@ -49,6 +49,9 @@ class PostHoc(Method):
     def aggregate(self, server: State, uploads: State, sizes: Tensor, clients: Tensor) -> State:
         return self.method.aggregate(server, uploads, sizes, clients)
 
+    def leave(self, server: State, client: int, kept: State) -> State:
+        return self.method.leave(server, client, kept)
+
     def check_upload(self, server: State, upload: State, limits: Limits) -> str | None:
         return self.method.check_upload(server, upload, limits)
 

@@ -337,17 +337,23 @@ class StudentT(Gaussian):
         share = z / (1 + z)
         in_squares = (freedom + 1) / 2 * precision / (1 + z)
         in_log_scale = 1 - (freedom + 1) * share
-        in_freedom = 0.5 * (
-            torch.log1p(z)
-            - (freedom + 1) / freedom * share
-            + torch.digamma(freedom / 2)
-            - torch.digamma((freedom + 1) / 2)
-            + 1 / freedom
-        )
+        in_freedom = 0.5 * (torch.log1p(z) - (freedom + 1) / freedom * share - _digamma_step(freedom / 2) + 1 / freedom)
         in_sampled = torch.cat([0.3 * in_log_scale, in_log_scale, (freedom - 2) * in_freedom], dim=-1)
         in_mean = torch.cat([-2 * residual * in_squares, in_sampled], dim=-1)
         spreads = grad_of_variance(in_sampled, variance[..., 1:], noise[..., 1:])
         return in_mean, torch.cat([in_squares, spreads], dim=-1)
+
+
+def _digamma_step(a: Tensor) -> Tensor:
+    """Return digamma(a + 1/2) - digamma(a) for a >= 1, several times as fast as torch's two digammas.
+
+    The step at a + 8 has a series in 1 / a; each smaller a adds 1 / a - 1 / (a + 1/2) = 1 / (2 a (a + 1/2)).
+    """
+    steps = sum(((a + k) * (2 * a + (2 * k + 1))).reciprocal_() for k in range(8))
+    inverse = 1 / (a + 8)
+    square = inverse * inverse
+    series = square * (-1 / 64 + square * (1 / 128 + square * (-17 / 2048 + square * (31 / 2048))))
+    return steps + inverse / 2 + square * (1 / 8 + series)
 
 
 def differentiate(

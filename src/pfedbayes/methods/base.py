@@ -160,6 +160,10 @@ class Needs(NamedTuple):
     batches_per_step: int = 1
     max_steps: int | None = None
     """It takes at most this many of the R local steps."""
+    mapped: bool = True
+    """`begin`, `step` and `end` must be mapped over stacked clients. If not, they accept any leading axes."""
+    shuffled: bool = True
+    """Batches are shuffled. Steps that do not depend on the order of a full batch need not have it shuffled."""
     at_once: int | None = None
     """The largest number of clients that a CPU trains or adapts together; None for as many as fit."""
 

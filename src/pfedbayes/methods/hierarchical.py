@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from pfedbayes.constraints import AtLeastOne, Interval, NonNegative, Positive
-from pfedbayes.maths.gaussian import MeanField, grad_in_rho, kl_grad_q, mean_field, rho_of
+from pfedbayes.maths.gaussian import MeanField, grad_in_rho, mean_field, rho_of
 from pfedbayes.maths.optim import Adam, adam_init
 from pfedbayes.maths.stacked import broadcast
 from pfedbayes.maths.trees import tree_map
@@ -159,7 +159,7 @@ class Hierarchical(Method):
 
     @property
     def needs(self) -> Needs:
-        return Needs(full_batch=self.full_batch)
+        return Needs(full_batch=self.full_batch, mapped=False, shuffled=not self.full_batch)
 
     @property
     def _last_step(self) -> int:
@@ -270,12 +270,12 @@ class Hierarchical(Method):
         """
         zero = torch.zeros_like(received.steps)
         delta = mean_field(client.delta)
-        last_copy = client.q[0] - delta.mu
+        last_copy = client.q[..., 0, :] - delta.mu
         determined = (1 - delta.sigma.square() / received.spread).clamp(min=0)
-        adapted = delta.mu + determined * (last_copy - received.shared[0])
+        adapted = delta.mu + determined * (last_copy - received.shared[..., 0, :])
         return Local(
             shared=received.shared,
-            delta=torch.stack([adapted, client.delta[1]]),
+            delta=torch.stack([adapted, client.delta[..., 1, :]], -2),
             momentum=received.adam,
             adam=client.adam,
             gradients=torch.zeros_like(client.delta),
@@ -304,15 +304,17 @@ class Hierarchical(Method):
         in_mean, in_variance = grad_expected_nll(model, mu.mu + delta.mu, variance, batch, local.size, noise)
 
         def gradient(q: MeanField, rho: Tensor, variance: Tensor, weight: Tensor | float) -> Tensor:
-            """Return the gradient in (mu, rho) of the expected loss and of the KL term with its weight."""
-            prior = MeanField(torch.zeros_like(variance), variance.sqrt())
-            divergence = kl_grad_q(q, prior)
-            in_sigma = 2 * q.sigma * in_variance + weight * divergence.sigma
-            return torch.stack([in_mean + weight * divergence.mu, grad_in_rho(in_sigma, rho)])
+            """Return the gradient in (mu, rho) of the expected loss and of weight * KL(q || N(0, variance)), Eq. (8).
+
+            The KL term has the gradient mu / variance in the mean, and sigma / variance - 1 / sigma in sigma.
+            """
+            precision = weight / variance
+            in_sigma = torch.add(precision, in_variance, alpha=2).mul_(q.sigma).sub_(weight / q.sigma)
+            return torch.stack([torch.addcmul(in_mean, q.mu, precision), grad_in_rho(in_sigma, rho)], -2)
 
         rates = annealed((self.eta_mean, self.eta_rho), local.steps, self._last_step)
-        grad_delta = gradient(delta, local.delta[1], local.spread, self.kl_personal)
-        grad_shared = gradient(mu, local.shared[1], local.scale, self.kl_shared * local.share)
+        grad_delta = gradient(delta, local.delta[..., 1, :], local.spread, self.kl_personal)
+        grad_shared = gradient(mu, local.shared[..., 1, :], local.scale, self.kl_shared * local.share[..., None])
         new_delta, adam = adam_of_gaussian(local.delta, grad_delta, local.adam, rates)
         corrected = grad_shared + local.correction
         shared, momentum = adam_of_gaussian(local.shared, corrected, local.momentum, rates)
@@ -328,8 +330,8 @@ class Hierarchical(Method):
 
     def end(self, local: Local) -> tuple[Client, Upload]:
         mu, delta = mean_field(local.shared), mean_field(local.delta)
-        theta = torch.stack([mu.mu + delta.mu, rho_of((mu.sigma.square() + delta.sigma.square()).sqrt())])
-        taken = local.taken.clamp(min=1)
+        theta = torch.stack([mu.mu + delta.mu, rho_of((mu.sigma.square() + delta.sigma.square()).sqrt())], -2)
+        taken = local.taken.clamp(min=1)[..., None, None]
         gradient = local.gradients / taken
         upload = Upload(
             shared=local.shared,
@@ -360,10 +362,9 @@ def with_schedule(method: Method, steps: int) -> Method:
 def grad_expected_nll(
     model: Model, mean: Tensor, variance: Tensor, batch: Batch, size: Tensor, noise: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients in mean and variance (T,) of the expected loss of all `size` examples of a client."""
-    grads = model.grad_expected_nll(mean, variance, batch, noise)
-    in_mean, in_variance = (size / batch.size * grad for grad in grads)
-    return in_mean, in_variance
+    """Return the gradients in mean and variance (..., T) of the expected loss of all `size` examples of a client."""
+    scaled = batch._replace(weight=batch.weight * (size / batch.size)[..., None])
+    return model.grad_expected_nll(mean, variance, scaled, noise)
 
 
 def annealed(rates: tuple[float, float], steps: Tensor, last: int) -> tuple[Tensor, Tensor]:
@@ -375,10 +376,10 @@ def annealed(rates: tuple[float, float], steps: Tensor, last: int) -> tuple[Tens
 def adam_of_gaussian(
     v: Tensor, grad: Tensor, state: Adam[Tensor], rates: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Adam[Tensor]]:
-    """Take a step of Adam on (mu, rho), (2, T), with a learning rate for each row."""
+    """Take a step of Adam on (mu, rho), (..., 2, T), with a learning rate (...) for each row."""
     mean_weight, square_weight = BETA1 * state.mean_weight + (1 - BETA1), BETA2 * state.square_weight + (1 - BETA2)
     mean = torch.lerp(state.mean, grad, 1 - BETA1)
-    square = torch.lerp(state.square, grad.square(), 1 - BETA2)
-    rate = torch.stack(rates)[:, None] * square_weight.sqrt().to(v.dtype) / mean_weight.to(v.dtype)
-    moved = v - rate * mean / (square.sqrt() + EPS)
+    square = torch.addcmul(BETA2 * state.square, grad, grad, value=1 - BETA2)
+    rate = torch.stack(rates, -1) * (square_weight.sqrt().to(v.dtype) / mean_weight.to(v.dtype))[..., None]
+    moved = torch.addcdiv(v, rate[..., None] * mean, square.sqrt().add_(EPS), value=-1)
     return moved, Adam(mean, square, mean_weight, square_weight)

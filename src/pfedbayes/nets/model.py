@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     @property
     def size(self) -> Tensor:
         """The number |B| of examples without padding."""
-        return self.weight.sum()
+        return self.weight.sum(-1)
 
 
 class Model(NamedTuple):
@@ -92,7 +92,7 @@ class Model(NamedTuple):
         return (batch.weight * per_example).sum()
 
     def grad_expected_nll(self, mean: Tensor, variance: Tensor, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients of `expected_nll` in mean and variance (T,)."""
+        """Return the gradients of `expected_nll` in mean and variance (T,); all arguments may have a leading axis."""
         units = self.net.num_units or 0
 
         def of_outputs(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,7 +102,8 @@ class Model(NamedTuple):
         x = self.inputs(batch.x, mean.dtype)
         found = self.net.gradients(mean, variance, x, noise[..., :units], of_outputs)
         if found is None:
-            found = torch.func.grad(self.expected_nll, argnums=(0, 1))(mean, variance, batch, noise)
+            grads = torch.func.grad(self.expected_nll, argnums=(0, 1))
+            found = (torch.func.vmap(grads) if mean.dim() > 1 else grads)(mean, variance, batch, noise)
         return found
 
     def grad_nll(self, theta: Tensor, batch: Batch) -> Tensor:

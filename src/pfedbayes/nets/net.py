@@ -93,8 +93,8 @@ class Net:
 
     def _parts(self, theta: Tensor) -> list[Tensor]:
         """Return the parameters as views of theta, in the module's order."""
-        parts = torch.split_with_sizes(theta, self._sizes)  # in the backward pass, slices cost a zero vector each
-        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        parts = torch.split_with_sizes(theta, self._sizes, -1)  # in the backward pass, slices cost a zero vector each
+        return [part.view(*theta.shape[:-1], *shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def apply(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
         """Return the outputs with these parameters, in the module's order; shapes may differ from the module's."""
@@ -117,9 +117,7 @@ class Net:
         """Return the outputs (K, n, O) of networks with parameters thetas (K, T); None unless they are `TableNet`s."""
         if not isinstance(self._plain, TableNet):
             return None
-        sizes = torch.split_with_sizes(thetas, self._sizes, dim=-1)
-        parts = [part.reshape(*part.shape[:-1], *shape) for part, shape in zip(sizes, self.shapes, strict=True)]
-        return self._plain.stacked(dict(zip(self._names, parts, strict=True)), x)
+        return self._plain.stacked(dict(zip(self._names, self._parts(thetas), strict=True)), x)
 
     def moments(self, mean: Tensor, variance: Tensor, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return means and variances (n, ...) of the outputs for parameters of independent N(mean, variance), (T,).
@@ -141,12 +139,14 @@ class Net:
         noise: Tensor,
         of_outputs: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, Tensor] | None:
-        """Return the gradients of a loss in mean and variance (T,), see `TableNet.gradients`; None for other nets."""
+        """Return the gradients of a loss in mean and variance (..., T), see `TableNet.gradients`; None for others."""
         if not isinstance(self._plain, TableNet):
             return None
         means, variances = (dict(zip(self._names, self._parts(each), strict=True)) for each in (mean, variance))
         found = self._plain.gradients(means, variances, x, noise, of_outputs)
-        in_mean, in_variance = (torch.cat([each[name].flatten() for name in self._names]) for each in found)
+        in_mean, in_variance = (
+            torch.cat([each[name].flatten(mean.dim() - 1) for name in self._names], -1) for each in found
+        )
         return in_mean, in_variance
 
     def blocks(self) -> Blocks:

@@ -23,6 +23,11 @@ class Hidden(NamedTuple):
     """Standard deviations of the inputs."""
 
 
+def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return W x + b for inputs (..., n, F), weights (..., U, F) and biases (..., U)."""
+    return x @ weight.mT + bias.unsqueeze(-2)
+
+
 class TableNet(nn.Module):
     """f(x, z) = b + W x + Z z + U silu(V x + c) for plain inputs x and piecewise-linear inputs z.
 
@@ -66,7 +71,7 @@ class TableNet(nn.Module):
         """Return the outputs with the reference before and the constants behind them."""
         parts = [outputs.new_zeros(*outputs.shape[:-1], 1)] * self.reference + [outputs]
         if constants is not None:
-            parts.append(constants.expand(*outputs.shape[:-1], constants.shape[-1]))
+            parts.append(constants.unsqueeze(-2).expand(*outputs.shape[:-1], -1))
         return torch.cat(parts, dim=-1)
 
     @property
@@ -158,9 +163,9 @@ class TableNet(nn.Module):
         """Return the hidden units for sampled inputs of theirs; squares: x^2."""
         if self.hidden is None:
             return None
-        inner = functional.linear(x[..., : self.plain], means["hidden.weight"], means["hidden.bias"])
+        inner = _linear(x[..., : self.plain], means["hidden.weight"], means["hidden.bias"])
         smallest = variances["hidden.bias"] + 1e-10
-        deviation = functional.linear(squares[..., : self.plain], variances["hidden.weight"], smallest).sqrt()
+        deviation = _linear(squares[..., : self.plain], variances["hidden.weight"], smallest).sqrt()
         inner = torch.addcmul(inner, deviation, noise)
         units = functional.silu(inner)
         return Hidden(units, units.square(), inner, deviation)
@@ -176,12 +181,12 @@ class TableNet(nn.Module):
         """Return means and variances (n, O) of the outputs, given the hidden units; squares: x^2."""
         width = self.plain + self.pieces
         weight, spread = means["head.weight"], variances["head.weight"]
-        mean = functional.linear(x, weight[..., :width], means["head.bias"])
-        variance = functional.linear(squares, spread[..., :width], variances["head.bias"])
+        mean = _linear(x, weight[..., :width], means["head.bias"])
+        variance = _linear(squares, spread[..., :width], variances["head.bias"])
         if hidden is not None:
             # Two products instead of one with the joined inputs, which would have to be copied.
-            mean = mean + functional.linear(hidden.units, weight[..., width:])
-            variance = variance + functional.linear(hidden.squares, spread[..., width:])
+            mean = mean + hidden.units @ weight[..., width:].mT
+            variance = variance + hidden.squares @ spread[..., width:].mT
         if not self.reference and self.constants is None:
             return mean, variance
         return (
@@ -200,5 +205,4 @@ class TableNet(nn.Module):
             outputs = outputs + units @ head[..., width:].mT
         if not self.reference and self.constants is None:
             return outputs
-        constants = parameters.get("constants")
-        return self._completed(outputs, None if constants is None else constants.unsqueeze(-2))
+        return self._completed(outputs, parameters.get("constants"))

@@ -23,6 +23,7 @@ from pfedbayes.trust.recalibration import FOLDS, Fitted, Rows, fit, label_rows, 
 DRAWS = 100  # weight draws averaged in the predictions that are calibrated
 DELTA = 0.05  # probability with which the guarantee of an abstention rule may fail
 OWN_MENU = 100  # a client's own examples calibrate the default rule for abstaining if there are this many
+AT_ONCE = 2**17  # densities that are computed in one pass: more do not stay in a CPU's caches
 ROOM = 3  # a client's own examples calibrate its abstention if there are this many times the necessary number
 
 
@@ -53,7 +54,6 @@ class Scores(NamedTuple):
 
 Fold = tuple[int, Sequence[Tensor]]
 """The index of the federation that was trained without some rows, and these rows of the pool for each client."""
-NUMBERS_AT_ONCE = 1 << 18  # losses of rows under draws that are computed in one pass
 NO_SCORES = Scores(torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.bool))
 
 
@@ -75,11 +75,12 @@ class Held(NamedTuple):
             return label_rows(self.said, self.y, self.fold)
         assert is_of_numbers(likelihood)  # noqa: S101, there is no other kind
         mean = likelihood.mean_and_noise(self.said)[0].mean(-3)
+        draws = len(self.said)
 
         def log_density(y: Tensor) -> Tensor:
-            passes = torch.split(self.said, max(1, NUMBERS_AT_ONCE // max(1, len(y))))
-            nll = torch.cat([likelihood.nll(draws, y) for draws in passes])
-            return torch.logsumexp(-nll, 0) - math.log(len(nll))
+            at_once = max(1, AT_ONCE // max(1, self.said[..., 0].numel()))
+            parts = [torch.logsumexp(-likelihood.nll(self.said[:, None], some), 0) for some in torch.split(y, at_once)]
+            return torch.cat(parts) - math.log(draws)
 
         return number_rows(log_density, mean, self.y, self.fold)
 

@@ -92,7 +92,7 @@ class Rows(NamedTuple):
     """The losses of one client's rows under any map, and how they are divided for cross-validation."""
 
     losses: Callable[[Tensor, Tensor | None, float], Tensor]
-    """Losses (n, G) for log factors (n, G), biases (C,) or None, and the share of a pseudo-row in each row."""
+    """Losses (n, G) for log factors (n, G), biases (n, C) or None, and the share of a pseudo-row in each row."""
     fold: Tensor
     """The fold (n,) of each row, from 0 on."""
     labels: tuple[Tensor, Tensor] | None = None
@@ -112,9 +112,14 @@ class Fitted(NamedTuple):
 
     def unseen(self, client: int, fold: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return log factors (n, 1) and biases (n, C), for rows of these folds (n,), that have not seen these rows."""
-        factors = torch.stack([maps.log_factors[client] for maps in self.without_fold])[fold, None]
-        biases = [maps.bias for maps in self.without_fold if maps.bias is not None]
-        return factors, torch.stack(biases)[fold] if biases else None
+        return unseen_maps(self.without_fold, client, fold)
+
+
+def unseen_maps(without_fold: Sequence[Maps], client: int, fold: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return log factors (n, 1) and biases (n, C) of a client for rows of these folds (n,)."""
+    factors = torch.stack([maps.log_factors[client] for maps in without_fold])[fold, None]
+    biases = [maps.bias for maps in without_fold if maps.bias is not None]
+    return factors, torch.stack(biases)[fold] if biases else None
 
 
 def label_rows(log_probs: Tensor, y: Tensor, fold: Tensor) -> Rows:
@@ -127,11 +132,12 @@ def label_rows(log_probs: Tensor, y: Tensor, fold: Tensor) -> Rows:
     def losses(log_factors: Tensor, bias: Tensor | None, pseudo: float) -> Tensor:
         parts = []
         at_once = max(1, AT_ONCE // (log_factors.shape[1] * log_probs.shape[1]))
-        for x, labels, factors in zip(
-            *(torch.split(each, at_once) for each in (log_probs, y, log_factors)), strict=True
+        shift = torch.zeros(len(y), 1) if bias is None else bias
+        for x, labels, factors, own in zip(
+            *(torch.split(each, at_once) for each in (log_probs, y, log_factors, shift)), strict=True
         ):
             logits = factors.exp()[..., None] * x[:, None]
-            logits = logits if bias is None else logits + bias
+            logits = logits if bias is None else logits + own[:, None]
             place = labels[:, None, None].expand(*logits.shape[:-1], 1)
             total, true = logits.logsumexp(-1), logits.gather(-1, place).squeeze(-1)
             other = logits.scatter(-1, place, -torch.inf).amax(-1) if pseudo else true
@@ -142,17 +148,15 @@ def label_rows(log_probs: Tensor, y: Tensor, fold: Tensor) -> Rows:
 
 
 def number_rows(log_density: Callable[[Tensor], Tensor], mean: Tensor, y: Tensor, fold: Tensor) -> Rows:
-    """Return the rows of a regression. log_density: of the prediction (n,) at targets (n, d); mean, y: (n, d).
+    """Return the rows of a regression. log_density: of the prediction (G, n) at targets (G, n, d); mean, y: (n, d).
 
     There is no pseudo-row.
     """
 
     def losses(log_factors: Tensor, bias: Tensor | None, pseudo: float) -> Tensor:
-        found = []
-        for log_factor in torch.split(log_factors.to(y), 1, 1):
-            stretched = mean + (y - mean) / log_factor.exp()
-            found.append((y.shape[-1] * log_factor[:, 0] - log_density(stretched)).double())
-        return torch.stack(found, 1)
+        wanted = log_factors.to(y).T
+        stretched = mean + (y - mean) / wanted.exp()[..., None]
+        return (y.shape[-1] * wanted - log_density(stretched)).T.double()
 
     return Rows(losses, fold)
 
@@ -167,7 +171,11 @@ def fit(clients: Sequence[Rows], margin: float = 1.0) -> Fitted:
     pseudo = 1 / max(1, sum(len(rows.fold) for rows in clients))
 
     def unseen_losses(maps: Sequence[Maps], share: float) -> Tensor:
-        parts = [_own_losses(rows, maps, i, share) for i, rows in enumerate(clients)]
+        parts = [
+            rows.losses(*unseen_maps(maps, i, rows.fold), share)[:, 0]
+            for i, rows in enumerate(clients)
+            if len(rows.fold)
+        ]
         return torch.cat(parts) if parts else torch.empty(0)
 
     raw_losses, raw_smoothed = (unseen_losses([raw] * folds, share) for share in (0.0, pseudo))
@@ -195,23 +203,14 @@ def fit(clients: Sequence[Rows], margin: float = 1.0) -> Fitted:
     return best
 
 
-def _own_losses(rows: Rows, without_fold: Sequence[Maps], client: int, pseudo: float) -> Tensor:
-    """Return the loss (n,) of each row of a client under the maps that were fitted without its fold."""
-    found = torch.empty(len(rows.fold), dtype=torch.float64)
-    for k in sorted(set(rows.fold.tolist())):
-        maps = without_fold[k]
-        inside = rows.fold == k
-        factors = maps.log_factors[client].expand(len(rows.fold), 1)
-        found[inside] = rows.losses(factors, maps.bias, pseudo)[inside, 0]
-    return found
-
-
 def _sums(clients: Sequence[Rows], bias: Tensor | None, folds: int, pseudo: float) -> Tensor:
     """Return the summed losses (N, folds, G) of each client and fold on the grid."""
     sums = torch.zeros(len(clients), folds, len(GRID), dtype=torch.float64)
     for i, rows in enumerate(clients):
         if len(rows.fold):
-            sums[i].index_add_(0, rows.fold, rows.losses(GRID.expand(len(rows.fold), -1), bias, pseudo))
+            size = len(rows.fold)
+            biases = None if bias is None else bias.expand(size, -1)
+            sums[i].index_add_(0, rows.fold, rows.losses(GRID.expand(size, -1), biases, pseudo))
     return sums
 
 

@@ -47,6 +47,15 @@ def batches(ours):
     return lay_out(ours.setup, 1, choose(ours.setup, 1), ours.state.cursors)
 
 
+def test_full_batches_whose_order_does_not_matter_are_the_training_sets_of_every_step():
+    ours = federation(METHODS["hierarchical"](), dataclasses.replace(TRAINING, participants=None))
+    found = batches(ours)
+    assert found.names.shape == (TRAINING.local_steps, 5)
+    assert found.rows.shape == (1, 1, 5, 23)
+    for own, rows in zip(ours.shards.train, found.rows[0, 0], strict=True):
+        assert rows.tolist() == own.tolist() + own[:1].tolist() * (23 - len(own))
+
+
 def test_rows_are_those_of_the_clients_stream_from_its_cursor_on():
     ours = federation(METHODS["perfedavg"](), dataclasses.replace(TRAINING, train="all"), seeds=(7, 9))
     per_step, steps = 2, TRAINING.local_steps

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from execution_plans import PHILOX, agree
 from federations import CPU, EXACT, TRAINING, federation, make_model, make_shards, randn, same_bits, trained
-from pfedbayes.engine.backend import local_training
+from pfedbayes.engine.backend import executor, local_training
 from pfedbayes.maths.likelihoods import Regression
 from pfedbayes.maths.random import normal
 from pfedbayes.maths.trees import tree_map
@@ -98,16 +98,61 @@ def test_noise_of_examples_is_that_of_the_clients_own_and_shared_by_its_copies()
 def test_networks_predict_compiled_if_training_is_and_they_have_convolutions():
     shards = dataclasses.replace(make_shards(), x=randn(100, 3, 32, 32))
     for model, others, convolutional in ((make_model(vgg(3)), {"shards": shards}, True), (make_model(), {}, False)):
-        executor = federation(FedAvg(), model=model, **others)._executor
-        executor._fast_predictor = "fast"
+        ours = federation(FedAvg(), model=model, **others)._executor
+        ours._fast_predictor = "fast"
         for graph in (True, False):
             for compiled in (True, False):
-                executor.plan = SimpleNamespace(graph=graph)
-                executor._local_training = SimpleNamespace(compiled=compiled)
-                assert (executor.predictor == "fast") == (convolutional and graph and compiled)
+                ours.plan = SimpleNamespace(graph=graph)
+                ours._local_training = SimpleNamespace(compiled=compiled)
+                assert (ours.predictor == "fast") == (convolutional and graph and compiled)
 
 
 def test_the_compiled_network_takes_batches_of_one_size(monkeypatch):
     monkeypatch.setattr("pfedbayes.engine.backend.executor.FixedSizeBatches", lambda net: lambda theta, x: "compiled")
-    executor = federation(FedAvg())._executor
-    assert executor._fast_predictor.net(torch.zeros(0), torch.zeros(0)) == "compiled"
+    ours = federation(FedAvg())._executor
+    assert ours._fast_predictor.net(torch.zeros(0), torch.zeros(0)) == "compiled"
+
+
+def table_federation(plan, **others):
+    model = Model(Net(TableNet(3, 0, 2, 1)), Regression(0.5))
+    shards = make_shards()
+    shards = dataclasses.replace(shards, y=shards.y[:, None].double(), num_classes=None)
+    return trained(Hierarchical(), 2, plan=plan, shards=shards, model=model, **others)
+
+
+def test_threads_that_take_chunks_change_no_bit():
+    one, three = (table_federation(dataclasses.replace(EXACT, chunk=1, threads=threads)) for threads in (1, 3))
+    assert same_bits(tuple(three.tensors().values()), tuple(one.tensors().values()))
+    torch.set_num_threads(1)
+
+
+def test_threads_compute_by_themselves():
+    workers = executor._workers(2)
+    assert executor._workers(2) is workers
+    assert {workers.submit(torch.get_num_threads).result() for _ in range(8)} == {1}
+
+
+def test_noise_of_a_round_is_that_of_each_step():
+    model = Model(Net(TableNet(3, 0, 2, 1)), Regression(0.5))
+    training = local_training.LocalTraining(Hierarchical(), model, randn(9, 3), randn(9, 1), EXACT)
+    names, sizes = np.array([[7, 8, 7], [4, 5, 4]]), np.array([2, 3, 1])
+    drawn = training.draw(names, sizes)
+    weight = torch.tensor([[1.0, 1, 0], [1, 1, 1], [1, 0, 0]])
+    assert len(drawn) == 2
+    for step, keys in zip(drawn, names, strict=True):
+        assert torch.equal(step, training._noise(keys, weight))
+    some = drawn.of(torch.tensor([2, 0]), 2)
+    for step, whole in zip(some, drawn, strict=True):
+        assert torch.equal(step, whole[[2, 0], :2])
+
+
+def test_much_noise_and_noise_of_weights_is_drawn_step_by_step(monkeypatch):
+    model = Model(Net(TableNet(3, 0, 2, 1)), Regression(0.5))
+    table = local_training.LocalTraining(Hierarchical(), model, randn(9, 3), randn(9, 1), EXACT)
+    names, sizes = np.array([[7, 8]]), np.array([2, 3])
+    monkeypatch.setattr(local_training, "NOISE_OF_A_ROUND", 2 * 3 * 3)
+    assert table.draw(names, sizes) is not None
+    monkeypatch.setattr(local_training, "NOISE_OF_A_ROUND", 2 * 3 * 3 - 1)
+    assert table.draw(names, sizes) is None
+    weights = local_training.LocalTraining(PFedBayes(), make_model(), randn(9, 3), randn(9, 1), EXACT)
+    assert weights.draw(names, sizes) is None

@@ -21,7 +21,7 @@ class Batches(NamedTuple):
     """The mini-batches of all members that train in a round, on the host."""
 
     rows: NDArray[np.int64]
-    """Pool rows, combined with the view of each example: (R, batches per step, members, b)."""
+    """Pool rows, combined with the view of each example: (R, batches per step, members, b), see `Work`."""
     names: NDArray[np.int64]
     """Keys of the noise of each step: (R, members)."""
 
@@ -43,9 +43,12 @@ def lay_out(setup: Setup, round: int, chosen: Chosen, cursors: NDArray[np.int64]
 def _batch_rows(setup: Setup, members: NDArray[np.int64], cursors: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return pool rows of the batches from the cursors on: (R, batches per step, members, width).
 
-    A client with fewer examples than the width is padded with its first row, whose weight is then 0.
+    A client with fewer examples than the width is padded with its first row, whose weight is then 0. (1, ...) if
+    batches are not shuffled.
     """
     data = setup.data
+    if not setup.method.needs.shuffled:
+        return data.padded_rows[None, None, members]
     steps, per_step = setup.training.local_steps, setup.method.needs.batches_per_step
     rows = np.empty((steps, per_step, len(members), int(data.batch_sizes.max())), dtype=np.int64)
     seeds, clients = np.divmod(members, setup.num_clients)

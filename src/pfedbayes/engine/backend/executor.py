@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor
 from pfedbayes.engine.backend.batches import Batches, Prefetcher
 from pfedbayes.engine.backend.compiled import CannotCompile
 from pfedbayes.engine.backend.finite import DeferredChecks, require_finite
-from pfedbayes.engine.backend.local_training import LocalTraining, Trained, Work
+from pfedbayes.engine.backend.local_training import Drawn, LocalTraining, Trained, Work
 from pfedbayes.engine.backend.replayed import FixedSizeBatches
 from pfedbayes.engine.participation import Chosen
 from pfedbayes.engine.plan import Plan
@@ -23,6 +25,12 @@ from pfedbayes.errors import UserError
 from pfedbayes.maths.trees import concat, pick, tree_map
 from pfedbayes.methods.base import State
 from pfedbayes.nets import Model
+
+
+@cache
+def _workers(threads: int) -> ThreadPoolExecutor:
+    """Return threads that take chunks of clients. Each computes by itself: torch does not split its operations."""
+    return ThreadPoolExecutor(threads, "chunks", torch.set_num_threads, (1,))
 
 
 class Executor:
@@ -75,18 +83,11 @@ class Executor:
         """Run `client_round` for these members, in chunks that fit the memory."""
         setup = self._setup
         chunk = self.plan.chunk or len(members)
-        sizes = setup.data.batch_sizes[members]
         parts: list[Trained] = []
         trained: Trained
         try:
             if setup.method.needs.full_batch and chunk < len(members) and not self.plan.graph:
-                # Clients with training sets of like size together, so that little is padding.
-                order = np.argsort(sizes, kind="stable")
-                for some in np.split(order, range(chunk, len(order), chunk)):
-                    own = pick((clients, received), setup.send(some))
-                    parts.append(self._train_part(members, batches, some, *own))
-                trained = pick(concat(parts), setup.send(np.argsort(order)))
-                return trained
+                return self._train_by_size(members, batches, chunk, clients, received)
             for start in range(0, len(members), chunk):
                 part = slice(start, start + chunk)
                 own = pick((clients, received), part)
@@ -108,17 +109,50 @@ class Executor:
         torch.cuda.empty_cache()
         return self._train(members, batches, clients, received)
 
-    def _train_part(
-        self, members: list[int], batches: Batches, part: NDArray[np.int64], clients: State, received: State
+    def _train_by_size(
+        self, members: list[int], batches: Batches, chunk: int, clients: State, received: State
     ) -> Trained:
-        """Run `client_round` for the members at these places, of which `clients` and `received` are the states."""
+        """Train in chunks of clients with training sets of like size, so that little is padding.
+
+        Threads take the chunks in turn, unless each has to be mapped: torch's vmap is not safe in two threads at once.
+        """
+        setup = self._setup
+        sizes = setup.data.batch_sizes[members]
+        order = np.argsort(sizes, kind="stable")
+        # The noise, which copies of a client share, is drawn once for all chunks.
+        drawn = self._local_training.draw(batches.names, sizes) if self.plan.noise == "torch" else None
+
+        def train(some: NDArray[np.int64]) -> Trained:
+            own_clients, own_received = pick((clients, received), setup.send(some))
+            return self._train_part(members, batches, some, own_clients, own_received, drawn)
+
+        chunks = np.split(order, range(chunk, len(order), chunk))
+        threads = self.plan.threads or torch.get_num_threads()
+        in_turn = setup.method.needs.mapped or self.plan.device != "cpu" or threads < 2
+        parts = list(map(train, chunks) if in_turn else _workers(threads).map(train, chunks))
+        trained: Trained = pick(concat(parts), setup.send(np.argsort(order)))
+        return trained
+
+    def _train_part(
+        self,
+        members: list[int],
+        batches: Batches,
+        part: NDArray[np.int64],
+        clients: State,
+        received: State,
+        drawn: Drawn | None = None,
+    ) -> Trained:
+        """Run `client_round` for the members at these places, of which `clients` and `received` are the states.
+
+        drawn: the noise of all members, if it has been drawn.
+        """
         setup, ids = self._setup, [members[k] for k in part]
         width = batches.rows.shape[3] if self.plan.graph else int(setup.data.batch_sizes[ids].max())
         shard, weight = setup.of_members((setup.shard, setup.weight), ids)
-        names = batches.names[:, part]
-        work = Work(
-            setup.send(batches.rows[:, :, part, :width]),
-            weight[:, :width],
-            setup.send(names) if self.plan.noise == "philox" else names,
-        )
+        names: Tensor | NDArray[np.int64] | Drawn = batches.names[:, part]
+        if drawn is not None:
+            names = drawn.of(setup.send(part), width)
+        elif self.plan.noise == "philox":
+            names = setup.send(batches.names[:, part])
+        work = Work(setup.send(batches.rows[:, :, part, :width]), weight[:, :width], names)
         return self._local_training(clients, received, shard, work)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -23,6 +24,7 @@ from pfedbayes.methods.base import Method, Shard, State
 from pfedbayes.nets import Batch, Model
 
 NUMBERS_OF_A_ROUND = 2**22  # of all mini-batches of a round, if they are gathered at once
+NOISE_OF_A_ROUND = 2**24  # normal numbers of a round, if they are drawn at once
 
 Step = tuple[tuple[Batch, ...], Tensor]  # the batches and the noise of a local step
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -46,8 +48,8 @@ def client_round(
     """Return a client's new state and its upload after R local steps (Algorithm 1), or fewer if the method limits them.
 
     Written for one client. With `over=torch.func.vmap` the same lines train many at once, and every argument has a
-    leading client axis. A step wrapped by `compiled` may build its batches and noise itself; `steps` then yields what
-    it builds them from.
+    leading client axis; a method whose functions accept such an axis needs no `over`. A step wrapped by `compiled` may
+    build its batches and noise itself; `steps` then yields what it builds them from.
     """
     local = over(method.begin)(client, received, shard)
     step = compiled(over(partial(method.step, model)))
@@ -57,15 +59,38 @@ def client_round(
     return new_client, upload
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """The noise of stacked clients for each step of a round. Copies of a client share it."""
+
+    steps: Sequence[Tensor]
+    """For each step, the noise (clients, b, ...) of the different clients."""
+    place: Tensor
+    """The place of each stacked client among them (n,)."""
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (step[self.place] for step in self.steps)
+
+    def of(self, rows: Tensor, width: int) -> Drawn:
+        """Return the noise of these rows of the stacked clients, for batches of this width."""
+        return Drawn([step[:, :width] for step in self.steps], self.place[rows])
+
+
 class Work(NamedTuple):
     """The batches and noise of n stacked clients in a round."""
 
     rows: Tensor
-    """Pool rows of each batch, combined with the view of each example (see `Views`): (R, batches per step, n, b)."""
+    """Pool rows of each batch, combined with the view of each example (see `Views`): (R, batches per step, n, b).
+
+    (1, ...) if all steps have the same batches.
+    """
     weight: Tensor
     """1 for real examples, 0 for padding: (n, b)."""
-    names: Tensor | NDArray[np.int64]
-    """Keys of the noise of each step: (R, n)."""
+    names: Tensor | NDArray[np.int64] | Drawn
+    """Keys of the noise of each step (R, n), or the noise itself."""
 
 
 class Trained(NamedTuple):
@@ -126,6 +151,7 @@ class LocalTraining:
         self._method, self._model, self._x, self._y, self._plan, self._views = method, model, x, y, plan, views
         self._own_noise = method.noise_shape(model, 1) != method.noise_shape(model, 2)  # for each example of a batch
         self._dtype = getattr(torch, plan.dtype)
+        self._over: Wrap = torch.func.vmap if method.needs.mapped else unchanged
         self._step = Compiled(self._advance)
         self._together = Replayed(self._all_at_once) if plan.graph else self._all_at_once
 
@@ -143,7 +169,9 @@ class LocalTraining:
         for k in range(len(work.weight)):
             width = int(work.weight[k].sum())  # a single client needs no padding
             mine = slice(k, k + 1)
-            own = Work(work.rows[:, :, mine, :width].contiguous(), work.weight[mine, :width], work.names[:, mine])
+            names = work.names
+            own_names = names.of(torch.tensor([k]), width) if isinstance(names, Drawn) else names[:, mine]
+            own = Work(work.rows[:, :, mine, :width].contiguous(), work.weight[mine, :width], own_names)
             steps = ((pick(batches, 0), noise[0]) for batches, noise in self._steps(own))
             client, one_received, one_shard = pick((clients, received, shard), k)
             results.append(client_round(self._method, self._model, client, one_received, one_shard, steps))
@@ -151,10 +179,11 @@ class LocalTraining:
 
     def _all_at_once(self, clients: State, received: State, shard: Shard, work: Work) -> Trained:
         alone = partial(client_round, self._method, self._model)
-        if not self._plan.compile and work.rows.numel() * self._x[0].numel() <= NUMBERS_OF_A_ROUND:
+        small = work.rows.numel() * self._x[0].numel() <= NUMBERS_OF_A_ROUND
+        if self._method.needs.mapped and small and not self._plan.compile:
             # Small networks take longer to map than to compute, so all steps are mapped at once.
             return _trained(*torch.func.vmap(alone)(clients, received, shard, list(self._steps(work))))
-        train = partial(alone, clients, received, shard, over=torch.func.vmap)
+        train = partial(alone, clients, received, shard, over=self._over)
         if not self._plan.compile:
             return _trained(*train(steps=self._steps(work)))
         recipes = (
@@ -165,28 +194,44 @@ class LocalTraining:
                 work.weight,
                 names if isinstance(names, Tensor) else self._noise(names, work.weight),
             )
-            for rows, names in zip(work.rows, work.names, strict=True)
+            for rows, names in zip(_each_step(work), work.names, strict=True)
         )
         return _trained(*train(steps=recipes, compiled=lambda _: self._step))
 
     def _steps(self, work: Work) -> Iterator[Step]:
-        for rows, names in zip(work.rows, work.names, strict=True):
-            yield self._inputs(self._x, self._y, rows, work.weight, names)
+        batches: tuple[Batch, ...] = ()
+        for rows, names in zip(_each_step(work), work.names, strict=True):
+            if len(work.rows) > 1 or not batches:
+                batches = tuple(self._gather(self._x, self._y, one, work.weight) for one in rows)
+            yield batches, self._noise(names, work.weight)
 
     def _advance(self, local: State, x: Tensor, y: Tensor, rows: Tensor, weight: Tensor, names: Tensor) -> State:
         """Take a local step of stacked clients, building batches from the pool and noise from its keys."""
-        step = torch.func.vmap(partial(self._method.step, self._model))
-        return step(local, *self._inputs(x, y, rows, weight, names))
-
-    def _inputs(self, x: Tensor, y: Tensor, rows: Tensor, weight: Tensor, names: Tensor | NDArray[np.int64]) -> Step:
-        """Return batches and noise of one local step, each with a leading client axis."""
-        return tuple(self._gather(x, y, one, weight) for one in rows), self._noise(names, weight)
+        step = self._over(partial(self._method.step, self._model))
+        return step(local, tuple(self._gather(x, y, one, weight) for one in rows), self._noise(names, weight))
 
     def _gather(self, x: Tensor, y: Tensor, rows: Tensor, weight: Tensor) -> Batch:
         flat = rows.flatten()
         values, own = self._views.apply(x, flat) if self._views.count > 1 else (x.index_select(0, flat), flat)
         targets = y.index_select(0, own)
         return Batch(values.view(*rows.shape, *x.shape[1:]), targets.view(*rows.shape, *y.shape[1:]), weight)
+
+    def draw(self, names: NDArray[np.int64], sizes: NDArray[np.int64]) -> Drawn | None:
+        """Return the noise of a round for keys (R, n) and batches of these sizes (n,); None to draw it step by step.
+
+        A client draws for its own examples, whatever other clients need. Copies of it, which have the same key, share
+        the draws.
+        """
+        shape = self._method.noise_shape(self._model, int(sizes.max()))
+        _, first, place = np.unique(names[0], return_index=True, return_inverse=True)
+        if not self._own_noise or not 0 < len(names) * len(first) * math.prod(shape) <= NOISE_OF_A_ROUND:
+            return None
+        most = np.zeros(len(first), dtype=np.int64)
+        np.maximum.at(most, place, sizes)
+        drawn = [
+            ragged_normals(shape, step[first].tolist(), most.tolist(), self._dtype, self._x.device) for step in names
+        ]
+        return Drawn(drawn, torch.from_numpy(place).to(self._x.device))
 
     def _noise(self, names: Tensor | NDArray[np.int64], weight: Tensor) -> Tensor:
         """Return standard normal noise for these keys; floating-point `names` are noise that torch has drawn.
@@ -207,3 +252,8 @@ class LocalTraining:
         np.maximum.at(sizes, place, weight.sum(1).long().numpy(force=True))
         noise = ragged_normals(shape, different.tolist(), sizes.tolist(), self._dtype, self._x.device)
         return noise[torch.from_numpy(place).to(noise.device)]
+
+
+def _each_step(work: Work) -> Tensor:
+    """Return the pool rows of every step (R, batches per step, n, b)."""
+    return work.rows.expand(len(work.names), *work.rows.shape[1:])
