@@ -136,6 +136,12 @@ def test_another_setting_is_chosen_only_beyond_a_standard_error(difference, chos
         assert after.error == pytest.approx(np.std(difference, ddof=1) / 2)
 
 
+def test_one_row_has_no_standard_error():
+    before = search_of([[3.0, 3.0], [2.0, 2.0]])
+    after = _after_stage(before, [0, 1], [np.array([1.0]), np.array([0.5])])
+    assert (after.chosen, after.gain, after.error) == (1, 0.5, 0.0)
+
+
 def test_a_setting_that_diverged_is_dropped(tmp_path):
     _, found = run(tmp_path, count=4, space={"eta": Range(1e10, 1e30)})
     assert [trial.scores for trial in found.trials[1:]] == [[None]] * 3
