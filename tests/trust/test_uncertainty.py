@@ -240,9 +240,9 @@ class TestBenchmark:
         head, _, *rows = benchmark.table(figures, ("nll", "set_coverage", "ece"))
         assert head.startswith("| | NLL")
         assert rows == [
-            "| pFedBayes personal | **0.300 ± 0.100** | 0.900 ± 0.000 |  |",
-            "| Local personal | **0.390 ± 0.000** | 0.900 ± 0.000 |  |",
-            "| FedAvg personal | 0.410 ± 0.000 | 0.900 ± 0.000 |  |",
+            "| pFedBayes personal | **0.300 ± 0.100** | 0.900 ± 0.000 |",
+            "| Local personal | **0.390 ± 0.000** | 0.900 ± 0.000 |",
+            "| FedAvg personal | 0.410 ± 0.000 | 0.900 ± 0.000 |",
         ]
         assert benchmark.table(figures, ("auroc_unseen",)) == []
 
