@@ -34,14 +34,6 @@ def test_a_run_has_to_be_finished(tmp_path):
         package.open_client(tmp_path / "a", "north")
 
 
-def test_what_was_saved_without_data_is_loaded_in_python(tmp_path):
-    from federations import trained
-
-    package.save(trained(METHODS["fedavg"]()), tmp_path / "a")
-    with pytest.raises(UserError, match=r"pfedbayes\.load"):
-        package.open_client(tmp_path / "a", shared=True)
-
-
 def test_images_are_predicted_without_their_data_set(tmp_path):
     settings = ["data.clients=2", "data.train_per_label=4", "data.test_per_label=2", "data.validation=0.25"]
     experiment = read_experiment(None, [*settings, "training.rounds=2", "training.local_steps=2", "net.hidden=[8]"])
