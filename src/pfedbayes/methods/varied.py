@@ -58,7 +58,8 @@ class Varied(Method):
 
     @property
     def needs(self) -> Needs:
-        return self.method.needs
+        """Return those of the method. Its fields are tensors, so its functions have to be mapped."""
+        return self.method.needs._replace(mapped=True)
 
     def _with(self, values: Tensor) -> Method:
         """Return the method with these values of its fields, which are not checked: they are tensors."""
