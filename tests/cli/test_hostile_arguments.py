@@ -124,10 +124,9 @@ def test_a_run_json_that_is_none(refused, tmp_path, content):
 
 @pytest.mark.parametrize(
     "command",
-    [["report"], ["uncertainty"], ["certify"], ["export", "--all"], ["predict", "--shared", "--input", "new.csv"],
-     ["personalize", "--data", "new.csv"], ["paper", "bound"]],
+    [["report"], ["uncertainty"], ["certify"], ["paper", "bound"]],
     ids=lambda command: command[0],
-)  # fmt: skip
+)
 def test_every_command_says_that_a_saved_federation_is_no_run(refused, saved, tmp_path, command):
     (tmp_path / "new.csv").write_text("a,b\n1,2\n")
     assert str(saved) in refused(*command, saved)

@@ -91,7 +91,7 @@ def test_without_flwr_the_package_works_and_says_what_is_missing():
         sys.meta_path.insert(0, Refuse())
         import pfedbayes.cli, pfedbayes.runs.execute, pfedbayes.report
         try:
-            import pfedbayes.flower
+            from pfedbayes.flower import Node
         except pfedbayes.UserError as error:
             print(error)
     """

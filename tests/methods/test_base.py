@@ -20,6 +20,8 @@ DECLARED = {
         "averages": False,
         "mean_only": True,
         "full_batch": True,
+        "mapped": False,
+        "shuffled": False,
     },
     "pvi": {"stochastic": True, "gaussian": True, "averages": False, "tied": True},
     "fedep": {"stochastic": True, "gaussian": True, "averages": False, "tied": True},
@@ -50,6 +52,7 @@ DECLARED = {
         "full_batch": True,
         "at_once": 5,
         "labels": True,
+        "keeps_examples": True,
         "eager": True,
         "full_precision": True,
         "outputs": 84,
@@ -61,6 +64,12 @@ DECLARED = {
     "ditto": {"personal": True},
     "fedper": {"personal": True, "shared": False},
     "fedrep": {"personal": True, "shared": False},
+    "scaffold": {"averages": False, "mean_only": True, "tied": True},
+    "apfl": {"personal": True},
+    "fedbabu": {"personal": True},
+    "fedrod": {"personal": True, "labels": True},
+    "knnper": {"personal": True, "labels": True, "keeps_examples": True},
+    "fedala": {"personal": True},
 }
 TILTED = {
     "projection": "laplace", "scale": 1.0, "curvature": 1.0, "damping": None, "prior_mean": 0.0, "prior_sigma": 1.0,
@@ -192,6 +201,12 @@ DEFAULTS = {
     "ditto": {"eta": 0.01, "eta_personal": 0.01, "prox": 1.0},
     "fedper": {"eta": 0.01},
     "fedrep": {"eta": 0.01, "head_steps": 1, "body_steps": 1},
+    "scaffold": {"eta": 0.01, "eta_global": 1.0},
+    "apfl": {"eta": 0.01, "eta_personal": 0.01, "alpha": 0.5, "eta_alpha": 0.01, "mix": "parameters"},
+    "fedbabu": {"eta": 0.01, "eta_personal": 0.01, "tune_steps": 20, "tune": "all"},
+    "fedrod": {"eta": 0.01, "eta_personal": 0.01, "start": "zero"},
+    "knnper": {"eta": 0.01, "neighbours": 10, "scale": 1.0, "mix": None},
+    "fedala": {"eta": 0.01, "eta_mixing": 1.0, "mix_steps": 2},
 }
 
 
@@ -211,7 +226,7 @@ def test_what_a_method_declares(name):
 
 def test_what_is_said_of_every_method():
     assert About("a", "b", "c") == ("a", "b", "c", False, True, False, False, True, False)
-    assert Needs() == (False,) * 8 + (None, None, 1, None, None)
+    assert Needs() == (False,) * 9 + (None, None, 1, None, True, True, None)
     assert Habits() == ("torch", "signed", "chosen")
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pfedbayes.evaluation.estimators import Which
 from pfedbayes.evaluation.models import FederatedModels, members_of, personal_state, shared_state
+from pfedbayes.evaluation.posthoc import num_drawn
 from pfedbayes.maths.gaussian import MeanField
 from pfedbayes.maths.random import Purpose, key, normal
 from pfedbayes.maths.trees import leaves, tree_map
@@ -83,7 +84,7 @@ class TrainedModel:
         like = next(leaf for leaf in leaves(self.state) if leaf.is_floating_point())
         noise = None
         if self.method.about.stochastic:
-            shape = samples, self.method.drawn(self.model.net)
+            shape = samples, num_drawn(self.method, self.model.net)
             noise = normal(shape, self.seed, like.dtype, torch.device("cpu")).to(like.device)
         predict = partial(self.method.predict, self.model, self.state, noise=noise)
         return partial(_in_passes, predict, self.model, like)

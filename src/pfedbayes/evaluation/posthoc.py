@@ -74,6 +74,10 @@ class PostHoc(Method):
 
     # Prediction
 
+    def drawn(self, net: Net) -> int:
+        """Return how many standard normal numbers a draw of a model takes in `predict`."""
+        return net.num_params
+
     def posterior(self, state: State) -> MeanField | None:
         return self.method.posterior(state)
 
@@ -116,3 +120,8 @@ class _AdaptingEnsemble(Ensemble):
 def ensemble(method: Method) -> Ensemble:
     """Return the ensemble of a method."""
     return (_AdaptingEnsemble if adapts(method) else Ensemble)(method)
+
+
+def num_drawn(method: Method, net: Net) -> int:
+    """Return how many standard normal numbers a draw of a model takes in `predict`: T but for some posteriors."""
+    return method.drawn(net) if isinstance(method, PostHoc) else net.num_params

@@ -18,6 +18,7 @@ from pfedbayes.evaluation.models import (
     shared_state,
     slices,
 )
+from pfedbayes.evaluation.posthoc import num_drawn
 from pfedbayes.maths.random import Purpose, key, normals
 from pfedbayes.maths.trees import pick, stack
 from pfedbayes.memory import device_memory, refuse_too_large
@@ -130,7 +131,7 @@ def _noise(
     pairs = spec.sampling == "pairs"
     drawn = (samples + 1) // 2 if pairs else samples
     net = federation.model.net
-    width = num_drawn_weights(net, dense) if dense else federation.method.drawn(net)
+    width = num_drawn_weights(net, dense) if dense else num_drawn(federation.method, net)
     needed = len(keys) * drawn * width * data.dtype.itemsize
     refuse_too_large(needed, device_memory(data.device), "a prediction", "the number of samples")
     weights = normals((drawn, width), keys, data.dtype, data.device)

@@ -261,10 +261,6 @@ class Method:
         """Return further personal models to evaluate, by name, as states that `predict` accepts."""
         return {}
 
-    def drawn(self, net: Net) -> int:
-        """Return how many standard normal numbers a draw of a model takes in `predict`. Default: T."""
-        return net.num_params
-
     def posterior(self, state: State) -> MeanField | None:
         """Return the Gaussian over the weights (T,) of a client's or the server's model; sigma is 0 for one network.
 
@@ -274,7 +270,7 @@ class Method:
         return MeanField(theta, theta.new_zeros(()))
 
     def predict(self, model: Model, state: State, x: Tensor, noise: Tensor | None) -> Tensor:
-        """Return outputs (K, n, ...), one per row of noise (K, drawn); those of the mean network if noise is None."""
+        """Return outputs (K, n, ...), one per row of noise (K, T); those of the mean network if noise is None."""
         q = weights_posterior(self, state)
         if noise is None:
             return model.outputs(q.mu, x)[None]

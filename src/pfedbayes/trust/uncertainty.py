@@ -108,7 +108,9 @@ def assess_models(
     """Return the metrics of models, see `assess`. observe: is told the answers of the first seed."""
     likelihood, shards = models.likelihood, models.shards
     if is_of_times(likelihood):
-        raise UserError("this comparison needs labels or numbers, but these targets are times to an event")
+        raise UserError(
+            "these targets are times to an event, and this comparison is of labels or numbers: see report.html instead"
+        )
     if not any(len(rows) for rows in shards.test):
         raise UserError("no client of this run has test data: run again with data.test_fraction above 0")
     result: dict[str, dict[str, list[list[Row]]]] = {}

@@ -27,6 +27,7 @@ from federations import (
 )
 from pfedbayes.engine.backend.local_training import client_round
 from pfedbayes.maths.likelihoods import Classification
+from pfedbayes.maths.trees import pick
 from pfedbayes.methods.base import Adaptation
 from pfedbayes.methods.pfedgp import method as pfedgp
 from pfedbayes.methods.pfedgp import polya_gamma
@@ -40,7 +41,8 @@ LOOP = {"plan": dataclasses.replace(EXACT, over="loop")}
 
 
 def adaptation(x, y, num_classes, seed=1, test=None):
-    return Adaptation(Batch(x, y, torch.ones(len(y), dtype=x.dtype)), len(y), num_classes, seed, test)
+    train = Batch(x, y, torch.ones(len(y), dtype=x.dtype))
+    return Adaptation(train, len(y), num_classes, seed, test, pick(train, slice(0)))
 
 
 IDENTITY = Model(Net(mlp([4, 4])), Classification())
@@ -344,6 +346,7 @@ def test_4500_examples_need_no_more_than_one_and_a_half_gigabytes():
         import resource
         import torch
         from pfedbayes.maths.likelihoods import Classification
+        from pfedbayes.maths.trees import pick
         from pfedbayes.methods.base import Adaptation, Shard
         from pfedbayes.methods.pfedgp import PFedGP
         from pfedbayes.nets import Batch, Model, Net, mlp
@@ -359,7 +362,7 @@ def test_4500_examples_need_no_more_than_one_and_a_half_gigabytes():
         local = method.begin((), phi, Shard(batch.size, torch.bincount(batch.y)))
         local = method.step(model, local, (batch,), torch.zeros(2))
         trained = used()
-        state = method.adapt(model, (), local.phi, method.prepare(Adaptation(batch, n, 5, 1, None, batch)))
+        state = method.adapt(model, (), local.phi, method.prepare(Adaptation(batch, n, 5, 1, None, pick(batch, slice(0)))))
         assert method.predict(model, state, batch.x[:m], None).isfinite().all()
         print(trained - before, used() - before)
     """

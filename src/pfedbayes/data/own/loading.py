@@ -118,10 +118,10 @@ def shards_from_table(columns: Mapping[str, Any], config: DataConfig) -> Shards:
     """
     if config.target is None or config.client_column is None:
         raise UserError("a table needs a target and a client column: set data.target and data.client_column")
-    schema = _schema(config, config.target)
-    table = table_of(columns, "the table", schema)
-    others = filter(None, (config.client_column, config.split_column))
-    return _shards(_by_client([table], config.client_column), config.target, config, [*config.ignore, *others])
+    problems: list[str] = []
+    table = table_of(columns, "the table", _schema(config, config.target), Budget(), problems)
+    clients = _clients({"the table": table}, config, config.target, config.client_column, problems)
+    return _shards(clients, config.target, config, _others(config))
 
 
 def summarise_client(config: DataConfig, client: int, name: str) -> ClientSummary:
