@@ -42,9 +42,9 @@ Values are means over data sets ± standard errors. Eight clients (four in E) ha
 correlated inputs (two in E). Every method runs in float64 with full batches, {steps} local steps in {rounds} rounds;
 this judges where it ends, not how fast. Its learning rates are chosen by the loss at held-out inputs of {tuned} further
 data sets. But the grids from which they are chosen were set after some results of the judged data sets were known, so
-read close ranks with care. Methods with a prior have the case's own; Hierarchical learns its scales. Cases C to E compare with draws of
-NUTS (R-hat < 1.01, no divergences). pFedBayes, pFedVEM and FedPop estimate the spread of the clients; the exact
-posterior of case B knows it. In D, "local only" and "pooled only" are Laplace approximations.
+read close ranks with care. Methods with a prior have the case's own; Hierarchical learns its scales. Cases C to E
+compare with draws of NUTS (R-hat < 1.01, no divergences). pFedBayes, pFedVEM and FedPop estimate the spread of the
+clients; the exact posterior of case B knows it. In D, "local only" and "pooled only" are Laplace approximations.
 """
 COLLAPSE = """## Prior collapse, in one picture
 

@@ -103,7 +103,7 @@ def _table(group: Sequence[Record]) -> dict[str, Any]:
         "rows": list(first.rows),
         "splits": splits,
         "digests": [newest[split].digest for split in splits],
-        "code": sorted({f"{record.version} ({record.commit})" for record in group}),
+        "code": sorted({f"{record.version} ({record.commit or 'commit not recorded'})" for record in group}),
         "machines": sorted({record.machine for record in group}),
         "workers": sorted({record.workers for record in group}),
         "dates": [min(record.date for record in group), max(record.date for record in group)],

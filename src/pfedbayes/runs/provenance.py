@@ -41,6 +41,7 @@ def _cpu_name() -> str:
     return platform.machine()
 
 
+GIT_SECONDS = 60  # a busy machine takes long to look at a checkout
 MANIFEST = "manifest.json"  # written by scripts/manifest.py
 CODE = ("src", "benchmarks", "experiments", "scripts")  # folders of a checkout that a manifest vouches for
 
@@ -77,11 +78,15 @@ def _commit(here: Path) -> str | None:
     git = ["git", "-C", str(here)]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         tracked = subprocess.run(
-            [*git, "ls-files", "--error-unmatch", __file__], check=False, capture_output=True, timeout=10
+            [*git, "ls-files", "--error-unmatch", __file__], check=False, capture_output=True, timeout=GIT_SECONDS
         )
         if tracked.returncode == 0:
             found = subprocess.run(
-                [*git, "describe", "--always", "--dirty"], check=False, capture_output=True, timeout=10, text=True
+                [*git, "describe", "--always", "--dirty"],
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=GIT_SECONDS,
             )
             return found.stdout.strip() or None
     return recorded and f"{recorded}-dirty"

@@ -362,7 +362,8 @@ def test_4500_examples_need_no_more_than_one_and_a_half_gigabytes():
         local = method.begin((), phi, Shard(batch.size, torch.bincount(batch.y)))
         local = method.step(model, local, (batch,), torch.zeros(2))
         trained = used()
-        state = method.adapt(model, (), local.phi, method.prepare(Adaptation(batch, n, 5, 1, None, pick(batch, slice(0)))))
+        data = Adaptation(batch, n, 5, 1, None, pick(batch, slice(0)))
+        state = method.adapt(model, (), local.phi, method.prepare(data))
         assert method.predict(model, state, batch.x[:m], None).isfinite().all()
         print(trained - before, used() - before)
     """
