@@ -123,7 +123,7 @@ def loss_to_truth(q: Gaussian, data: Data, binary: bool) -> float:
 
 
 def rank_test(ranks: Tensor, draws: int, bins: int = 20) -> float:
-    """Return chi^2 of ranks among so many draws over equal bins, divided by its degrees of freedom; 1 if uniform."""
+    """Return chi^2 of ranks among this many draws over equal bins, divided by its degrees of freedom; 1 if uniform."""
     counts = torch.histc(ranks.double(), bins=bins, min=0, max=draws + 1)
     expected = len(ranks) / bins
     return float((counts - expected).square().sum() / expected / (bins - 1))

@@ -167,13 +167,13 @@ class Federations:
         return Batch(nn.functional.pad(rows, [0, 0, 0, missing]), y_shape, weight)
 
     def _download(self) -> State:
-        everybody = torch.arange(self.clients_each)
-        received = torch.func.vmap(lambda server: self.method.download(server, everybody))(self.servers)
+        everyone = torch.arange(self.clients_each)
+        received = torch.func.vmap(lambda server: self.method.download(server, everyone))(self.servers)
         return tree_map(lambda leaf: leaf.flatten(0, 1), received)
 
     def train(self) -> Iterator[int]:
         """Train all rounds, and yield after each."""
-        first, everybody = self.method, torch.arange(self.clients_each)
+        first, everyone = self.method, torch.arange(self.clients_each)
         for round in range(1, self.rounds + 1):
             if round > (1 - LAST) * self.rounds and not isinstance(
                 first, Hierarchical | FedPop
@@ -189,7 +189,7 @@ class Federations:
             sizes = self.sizes.view(-1, self.clients_each)
 
             def aggregate(server: State, uploads: State, sizes: Tensor) -> State:
-                return self.method.aggregate(server, uploads, sizes, everybody)
+                return self.method.aggregate(server, uploads, sizes, everyone)
 
             self.servers = torch.func.vmap(aggregate)(self.servers, together, sizes)
             yield round

@@ -80,7 +80,7 @@ class PFedBayes(Method):
     """What the server averages: (mu, rho) as in Algorithm 1, (mu, sigma), or the KL barycentre of Lemma A.2. With
     "hyper-prior" it is that barycentre under a hyper-prior, which keeps the prior from collapsing onto the clients."""
     hyper_weight: NonNegative[float] = 4.0
-    """Weight of the hyper-prior, as if so many more clients had shown exactly `hyper_sigma`; 0 is Lemma A.2."""
+    """Weight of the hyper-prior: it acts like this many further clients, which show `hyper_sigma`. 0 is Lemma A.2."""
     hyper_sigma: Positive[float] | None = None
     """The standard deviation of the shared Gaussian that the hyper-prior expects; None for that of `rho0`."""
     noise_std: NonNegative[float] = 1.0

@@ -45,7 +45,7 @@ SCALES = (1.0, 0.3, 0.1)  # widths of the priors, as shares of the model's own
 INFORMED = 0.5  # share of a new client's examples that make its prior
 DRAWS_SHARE = 0.2  # share of a PAC-Bayes bound's delta for the weight draws; the rest is for the examples
 DRAWS_PER_EXAMPLE, DRAWS_IN_COMMON = 200, 1000  # see `_draws_per_example`
-SCREENING = 10  # a candidate is compared with the others by one in so many draws
+SCREENING = 10  # every tenth draw compares a candidate with the others
 CLIP = 4.0  # variances of the targets at which squared errors are clipped
 
 

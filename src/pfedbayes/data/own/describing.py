@@ -25,7 +25,7 @@ class ColumnUse:
 
 
 def column_uses(tables: Sequence[Table], preprocessing: Preprocessing) -> tuple[ColumnUse, ...]:
-    """Return what becomes of each column of the tables of all clients, in the order of the first table."""
+    """Return how each column of the tables of all clients is used, in the order of the first table."""
     rows = sum(map(len, tables))
     inputs = {column.name: column for column in preprocessing.inputs}
     left_out = {column.name: column.reason for column in preprocessing.left_out}
